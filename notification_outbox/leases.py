@@ -1,0 +1,392 @@
+"""Leases: the only code that moves a message after its insert.
+
+``claim`` takes due rows, ``settle`` records what came of them, ``renew`` keeps them, ``release`` hands them
+back unattempted, ``requeue`` revives dead letters. Every mover first locks its rows in id order and then writes
+only those that are still as it believes (compare-and-swap on the lease token), so that a stale worker harms
+nobody; what it lost, it is told. The database owns the clock. Transactions are short, READ COMMITTED, and wait
+for a lock only in their first statement.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from django.db import connections, transaction
+from django.db.models import (
+    Case,
+    CharField,
+    DateTimeField,
+    DurationField,
+    Expression,
+    F,
+    Min,
+    QuerySet,
+    Value,
+    When,
+)
+from django.db.models.functions import Least, Length, Now
+
+from .envelope import Binding, Claim
+from .lifecycle import DEAD, UNKNOWN_KEY, Outcome, QuarantineReason, State, Verdict
+from .models import DeliveryAttempt, OutboxMessage
+
+LAPSE_SPREAD = timedelta(milliseconds=50)
+MAX_ERROR = 128
+
+# the columns a row has while nobody holds it
+UNLEASED: dict[str, Any] = {"lease_token": None, "leased_by": ""}
+
+
+class StateLiteral(Expression):
+    """A state written into the SQL as a literal: with a parameter, a generic plan cannot use partial indexes."""
+
+    output_field = CharField()
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self.state = state
+
+    def as_sql(self, *_args: Any, **_kwargs: Any) -> tuple[str, tuple[()]]:
+        return f"'{self.state.value}'", ()
+
+
+class Settlement(NamedTuple):
+    """One claim and what it came to; with ``took`` (seconds) where the timeline should remember it."""
+
+    claim: Claim
+    outcome: Outcome
+    worker: str = ""
+    took: float | None = None
+
+
+@contextmanager
+def short_transaction(using: str) -> Iterator[None]:
+    """A transaction at READ COMMITTED whatever the project's default; inside an open one it is left alone."""
+    connection = connections[using]
+    outermost = not connection.in_atomic_block
+    with transaction.atomic(using=using):
+        if outermost and connection.vendor in ("postgresql", "mysql"):
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        yield
+
+
+def _rows(using: str) -> QuerySet[OutboxMessage]:
+    return OutboxMessage.objects.using(using)
+
+
+def _lock(rows: QuerySet[OutboxMessage], *, skip_locked: bool = False) -> QuerySet[OutboxMessage]:
+    features = connections[rows.db].features
+    return rows.select_for_update(
+        skip_locked=skip_locked and features.has_select_for_update_skip_locked,
+        no_key=features.has_select_for_no_key_update,
+    )
+
+
+def _locked(ids: Iterable[int], using: str) -> QuerySet[OutboxMessage]:
+    return _lock(_rows(using).filter(id__in=list(ids)).order_by("id"))
+
+
+def _after(seconds: float) -> Any:
+    return Now() + Value(timedelta(seconds=seconds), output_field=DurationField())
+
+
+def claim(publisher: str, *, limit: int, budget: int, worker: str, lease: float, using: str) -> list[Claim]:
+    """Lease up to ``limit`` due rows of one lane, oldest due first, under a fresh token.
+
+    Stops before sealed bytes exceed ``budget``, but takes one row if there is one. ``lease`` is in seconds.
+    Overdue rows met on the way are expired. Never waits: what others hold locked is left to them.
+    """
+    token = uuid.uuid4()
+    with short_transaction(using):
+        due: Any = _lock(
+            _rows(using)
+            .filter(publisher=publisher, state=StateLiteral(State.PENDING), available_at__lte=Now())
+            .order_by("available_at", "id")
+            .annotate(size=Length("sealed"), now=Now())
+            .defer("sealed", "content_mac"),
+            skip_locked=True,
+        )
+        overdue: list[OutboxMessage] = []
+        taken: dict[int, Any] = {}
+        spent = 0
+        for row in due[:limit]:
+            if row.retry_until <= row.now:
+                overdue.append(row)
+                continue
+            spent += row.size or 0
+            if taken and spent > budget:
+                break
+            taken[row.id] = row
+        _expire(overdue, using)
+        if not taken:
+            return []
+        _rows(using).filter(id__in=list(taken)).update(
+            state=State.IN_FLIGHT.value,
+            attempts=F("attempts") + 1,
+            lease_token=token,
+            leased_by=worker,
+            available_at=_after(lease),
+            updated_at=Now(),
+        )
+        sealed = dict(_rows(using).filter(id__in=list(taken)).values_list("id", "sealed"))
+    return [_claim(row, token, sealed[row.id]) for row in taken.values()]
+
+
+def _claim(row: Any, token: uuid.UUID, sealed: Any) -> Claim:
+    return Claim(
+        id=row.id,
+        token=token,
+        binding=Binding(
+            publisher=row.publisher,
+            notification_type=row.notification_type,
+            destination=row.destination,
+            destination_key=row.destination_key,
+            caller_scope_id=row.caller_scope_id,
+            account_id=row.account_id,
+            signing_scope_id=row.signing_scope_id,
+            idempotency_key=row.idempotency_key,
+            ordering_key=row.ordering_key,
+            dedup_id=row.dedup_id,
+            encryption_key_id=row.encryption_key_id,
+        ),
+        sealed=None if sealed is None else bytes(sealed),
+        attempt=row.attempts + 1,
+        number=row.past_attempts + row.attempts + 1,
+        rejections=row.rejections,
+        age=(row.now - row.due_at).total_seconds(),
+        created_at=row.created_at,
+        traceparent=row.traceparent,
+    )
+
+
+def _expire(rows: Sequence[OutboxMessage], using: str) -> None:
+    """Settle rows whose time ran out. One that waited for a key it never got is not simply late."""
+    settled: dict[str, Any] = {"settled_at": Now(), "updated_at": Now()}
+    unreadable = [row.id for row in rows if row.last_error.startswith(UNKNOWN_KEY)]
+    expired = [row.id for row in rows if row.id not in unreadable]
+    if expired:
+        _rows(using).filter(id__in=expired).update(state=State.EXPIRED.value, **settled)
+    if unreadable:
+        _rows(using).filter(id__in=unreadable).update(
+            state=State.QUARANTINED.value, quarantine_reason=QuarantineReason.UNREADABLE.value, **settled
+        )
+
+
+def recover(publisher: str, *, limit: int, using: str) -> int:
+    """Put up to ``limit`` rows whose lease ended back to pending, spread out; return how many."""
+    with short_transaction(using):
+        ended = _lock(
+            _rows(using)
+            .filter(publisher=publisher, state=StateLiteral(State.IN_FLIGHT), available_at__lte=Now())
+            .order_by("available_at", "id"),
+            skip_locked=True,
+        )
+        ids = list(ended.values_list("id", flat=True)[:limit])
+        if ids:
+            pauses = {row_id: LAPSE_SPREAD * place for place, row_id in enumerate(ids)}
+            _rows(using).filter(id__in=ids).update(
+                state=State.PENDING.value,
+                lost_leases=F("lost_leases") + 1,
+                available_at=_pause(pauses),
+                updated_at=Now(),
+                **UNLEASED,
+            )
+    return len(ids)
+
+
+def renew(claims: Sequence[Claim], *, lease: float, using: str) -> set[int]:
+    """Make the leases end ``lease`` seconds from now; return the ids of those that were lost."""
+    with short_transaction(using):
+        held = dict(
+            _locked((claim.id for claim in claims), using)
+            .filter(state=State.IN_FLIGHT.value)
+            .values_list("id", "lease_token")
+        )
+        kept = [claim.id for claim in claims if held.get(claim.id) == claim.token]
+        if kept:
+            _rows(using).filter(id__in=kept).update(available_at=_after(lease), updated_at=Now())
+    return {claim.id for claim in claims}.difference(kept)
+
+
+def release(claims: Iterable[Claim], *, using: str) -> list[Settlement]:
+    """Hand rows back unattempted, due as before; return those that were lost."""
+    handed_back = Outcome(Verdict.RELEASED)
+    return settle([Settlement(claim, handed_back) for claim in claims], using=using)
+
+
+def settle(settlements: Sequence[Settlement], *, using: str) -> list[Settlement]:
+    """Record what came of claimed rows; return the settlements that changed nothing.
+
+    Only the holder of the lease may fail, release or quarantine a row. A success is a fact: it may land after
+    the lease was lost, on whatever state but delivered, as long as the row is the same message (``dedup_id``;
+    ids repeat after a restore). Attempts are remembered either way, those that decided nothing as stale.
+    """
+    lost: list[Settlement] = []
+    groups: defaultdict[tuple[Any, ...], list[Settlement]] = defaultdict(list)
+    with short_transaction(using):
+        rows = {
+            row_id: (token, state, dedup_id)
+            for row_id, token, state, dedup_id in _locked(
+                (settlement.claim.id for settlement in settlements), using
+            ).values_list("id", "lease_token", "state", "dedup_id")
+        }
+        for settlement in settlements:
+            claim, outcome = settlement.claim, settlement.outcome
+            token, state, dedup_id = rows.get(claim.id, (None, None, None))
+            if outcome.verdict is Verdict.DELIVERED:
+                lands = dedup_id == claim.binding.dedup_id and state != State.DELIVERED.value
+            else:
+                lands = state == State.IN_FLIGHT.value and token == claim.token
+            if not lands:
+                lost.append(settlement)
+                continue
+            kind = (
+                outcome.verdict,
+                outcome.reason,
+                outcome.error[:MAX_ERROR],
+                outcome.answer.status,
+                outcome.rejections,
+            )
+            groups[kind].append(settlement)
+        for group in groups.values():
+            _write(group, using)
+        known = [settlement for settlement in settlements if settlement.claim.id in rows]
+        _remember(known, {settlement.claim.id for settlement in lost}, using)
+    return lost
+
+
+def _write(group: Sequence[Settlement], using: str) -> None:
+    """Write one kind of outcome onto rows that are locked and known to be ours to write."""
+    outcome = group[0].outcome
+    rows = _rows(using).filter(id__in=[settlement.claim.id for settlement in group])
+    changes: dict[str, Any] = {"updated_at": Now(), "blocked_by": "", "quarantine_reason": "", **UNLEASED}
+    if outcome.verdict in (Verdict.RETRY, Verdict.RELEASED):
+        pauses = {settlement.claim.id: timedelta(seconds=settlement.outcome.delay) for settlement in group}
+        changes |= {"state": State.PENDING.value, "available_at": _pause(pauses)}
+        if outcome.verdict is Verdict.RETRY:
+            changes["due_at"] = changes["available_at"]
+    else:
+        changes |= {"state": outcome.verdict.value, "settled_at": Now()}
+    if outcome.reason is not None:
+        changes["quarantine_reason"] = outcome.reason.value
+    if outcome.verdict is Verdict.RELEASED:
+        changes["attempts"] = F("attempts") - 1
+        if outcome.error:
+            changes["last_error"] = outcome.error[:MAX_ERROR]
+    else:
+        changes |= {
+            "lost_leases": 0,
+            "rejections": outcome.rejections,
+            "last_error": outcome.error[:MAX_ERROR],
+            "last_status": outcome.answer.status,
+        }
+    rows.update(**changes)
+
+
+def _pause(pauses: Mapping[int, timedelta]) -> Expression:
+    """Return the time each row may next be taken: now and its pause, never beyond ``retry_until``."""
+    distinct = set(pauses.values())
+    pause: Expression
+    if len(distinct) == 1:
+        pause = Value(distinct.pop(), output_field=DurationField())
+    else:
+        pause = Case(
+            *(
+                When(id=row_id, then=Value(length, output_field=DurationField()))
+                for row_id, length in pauses.items()
+            ),
+            output_field=DurationField(),
+        )
+    return Least(Now() + pause, F("retry_until"), output_field=DateTimeField())
+
+
+def _remember(settlements: Iterable[Settlement], lost: Collection[int], using: str) -> None:
+    attempts = []
+    for claim, outcome, worker, took in settlements:
+        if took is None or outcome.verdict is Verdict.RELEASED:
+            continue
+        attempts.append(
+            DeliveryAttempt(
+                message_id=claim.id,
+                number=claim.number,
+                started_at=Now() - Value(timedelta(seconds=took), output_field=DurationField()),
+                duration_ms=round(took * 1000),
+                phase=outcome.answer.phase,
+                outcome=outcome.verdict.value,
+                status=outcome.answer.status,
+                error=outcome.error[:MAX_ERROR],
+                worker=worker,
+                peer=outcome.answer.peer,
+                trigger="requeue" if claim.number > claim.attempt else "",
+                stale=claim.id in lost,
+            )
+        )
+    if attempts:
+        # a settle repeated after a lost COMMIT meets its own rows
+        DeliveryAttempt.objects.using(using).bulk_create(attempts, ignore_conflicts=True)
+
+
+def requeue(ids: Sequence[int], *, using: str) -> int:
+    """Give dead letters fresh time and attempts; return how many were still dead and held a body."""
+    with short_transaction(using):
+        revivable = _locked(ids, using).filter(
+            state__in=[state.value for state in DEAD], sealed__isnull=False
+        )
+        found = list(revivable.values_list("id", flat=True))
+        if found:
+            _rows(using).filter(id__in=found).update(
+                state=State.PENDING.value,
+                quarantine_reason="",
+                settled_at=None,
+                due_at=Now(),
+                available_at=Now(),
+                retry_until=Now() + F("give_up_after"),
+                past_attempts=F("past_attempts") + F("attempts"),
+                attempts=0,
+                rejections=0,
+                lost_leases=0,
+                requeues=F("requeues") + 1,
+                last_status=None,
+                last_error="",
+                updated_at=Now(),
+            )
+    return len(found)
+
+
+def next_due(publishers: Iterable[str], *, using: str) -> float | None:
+    """Return in how many seconds (0: now) the first row of these lanes may be taken; None when none waits."""
+    waits = []
+    for publisher in publishers:
+        for state in (State.PENDING, State.IN_FLIGHT):
+            rows = _rows(using).filter(publisher=publisher, state=StateLiteral(state))
+            first = (
+                rows.order_by("available_at", "id")
+                .annotate(now=Now())
+                .values_list("available_at", "now")
+                .first()
+            )
+            if first is not None:
+                waits.append(max((first[0] - first[1]).total_seconds(), 0.0))
+    return min(waits, default=None)
+
+
+def lanes(*, using: str) -> list[str]:
+    """Return the lanes that have a message waiting, whether or not anybody serves them.
+
+    One index probe a lane: a DISTINCT would walk the whole backlog.
+    """
+    found: list[str] = []
+    waiting = _rows(using).filter(state__in=[state.value for state in (State.PENDING, State.IN_FLIGHT)])
+    last = ""
+    while True:
+        following = waiting.filter(publisher__gt=last).aggregate(first=Min("publisher"))["first"]
+        if following is None:
+            return found
+        found.append(following)
+        last = following

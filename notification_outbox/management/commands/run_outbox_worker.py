@@ -1,0 +1,110 @@
+"""``manage.py run_outbox_worker``: the process that delivers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import router
+
+from ... import conf
+from ...exceptions import ConfigurationError
+from ...models import OutboxMessage
+from ...worker import Until, Worker
+
+LEFT_AT_ONCE = 3
+
+
+class Command(BaseCommand):
+    help = (
+        "Deliver the outbox's messages until stopped. SIGTERM or SIGINT: claim nothing more, let running "
+        "deliveries end, record them, hand back the rest, exit 0. A second signal leaves at once (exit 3); "
+        "what was in hand is delivered again when its lease ends. Wrong settings exit 1. Any number of workers "
+        "may run at once."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--publisher",
+            action="append",
+            default=[],
+            metavar="ALIAS",
+            help="serve this alias of PUBLISHERS; may be repeated (default: all)",
+        )
+        parser.add_argument(
+            "--concurrency",
+            type=_positive,
+            metavar="N",
+            help="deliveries at once in each alias (default: its CONCURRENCY)",
+        )
+        parser.add_argument(
+            "--shutdown-timeout",
+            type=_seconds,
+            default=30.0,
+            metavar="SECONDS",
+            help="how long running deliveries may take after a stop signal (default: 30)",
+        )
+        until = parser.add_mutually_exclusive_group()
+        until.add_argument(
+            "--once",
+            dest="until",
+            action="store_const",
+            const="idle",
+            help="deliver what is due now, then exit 0",
+        )
+        until.add_argument(
+            "--until-empty",
+            dest="until",
+            action="store_const",
+            const="empty",
+            help="exit 0 when no message waits any more, retries and scheduled ones included",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        until: Until = options["until"] or "stopped"
+        try:
+            worker = Worker(
+                conf.get(),
+                using=router.db_for_write(OutboxMessage),
+                publishers=options["publisher"],
+                concurrency=options["concurrency"],
+                shutdown_timeout=options["shutdown_timeout"],
+                until=until,
+            )
+            asyncio.run(self._run(worker, options["verbosity"]))
+        except ConfigurationError as error:
+            raise CommandError(str(error)) from None
+
+    async def _run(self, worker: Worker, verbosity: int) -> None:
+        loop = asyncio.get_running_loop()
+        signalled = False
+
+        def on_signal() -> None:
+            nonlocal signalled
+            if signalled:
+                os._exit(LEFT_AT_ONCE)
+            signalled = True
+            worker.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal)
+        if verbosity > 0:
+            self.stderr.write(f"outbox worker {worker.worker_id} serves {', '.join(worker.aliases)}")
+        await worker.run()
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= 86400:
+        raise ValueError
+    return seconds

@@ -1,0 +1,130 @@
+"""Signed HTTPS webhooks: builds the request, has it signed, reads the answer as an outcome.
+
+The socket belongs to ``transport``, which is imported only when a worker opens the publisher: ``enqueue()``
+runs in web processes that should not carry an HTTP client. No request content reaches an error or a log.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ..envelope import Message
+from ..exceptions import ConfigurationError, InvalidMessage, PermanentPublishError, PublishFailed
+from ..lifecycle import Answer, Fault, QuarantineReason
+from ..payloads import Draft
+from ..signing import Signer, SigningRequest
+from ..urls import Destination, DestinationPolicy
+from .base import Publisher
+
+if TYPE_CHECKING:
+    from ..transport import GuardedTransport
+
+USER_AGENT = "django-notification-outbox"
+# answers that ask for patience (RFC 9110 15.5.9, 15.5.10, RFC 8470, RFC 6585); every 5xx does too
+BUSY = frozenset({408, 409, 425, 429})
+
+
+class WebhookPublisher(Publisher):
+    """POSTs the message to its URL over TLS, freshly signed, through a guarded socket.
+
+    ``signer``: signs every attempt. ``timeout``: seconds from the name lookup to the answer's head.
+    ``ca_file``: PEM file of the authorities to trust instead of the system's. ``ports``: those a URL may name.
+    ``allow_hosts`` (``"host"`` or ``"host:port"``) and ``allow_networks`` open exactly what they name beyond
+    public addresses; ``insecure_hosts`` are allowed hosts that may be reached over plain http.
+    """
+
+    def __init__(
+        self,
+        *,
+        signer: Signer,
+        timeout: float = 15.0,
+        ca_file: str | None = None,
+        ports: Iterable[int] = (443, 8443),
+        allow_hosts: Iterable[str] = (),
+        allow_networks: Iterable[str] = (),
+        insecure_hosts: Iterable[str] = (),
+    ) -> None:
+        if not isinstance(signer, Signer):
+            raise ConfigurationError("option 'signer': expected a Signer, such as HttpMessageSigner(...)")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0.1 <= timeout <= 3600:
+            raise ConfigurationError("option 'timeout': expected 0.1 to 3600 seconds")
+        self._signer = signer
+        self._timeout = float(timeout)
+        self._ca_file = ca_file
+        self._policy = DestinationPolicy.from_options(
+            ports=ports,
+            allow_hosts=allow_hosts,
+            allow_networks=allow_networks,
+            insecure_hosts=insecure_hosts,
+        )
+        self._parse = lru_cache(maxsize=1024)(self._policy.parse)
+        self._transport: GuardedTransport | None = None
+
+    def validate(self, draft: Draft) -> Draft:
+        if draft.signing_scope_id is not None:
+            raise InvalidMessage("signing_scope_id", "scope-unused", "this publisher signs with one signer")
+        if draft.to is None:
+            raise InvalidMessage("to", "missing", "expected the URL of the receiver")
+        return draft.replace(to=self._policy.parse(draft.to).url)
+
+    def display(self, destination: str) -> str:
+        return self._parse(destination).host
+
+    async def open(self) -> None:
+        from ..transport import GuardedTransport
+
+        self._transport = GuardedTransport(self._policy, timeout=self._timeout, ca_file=self._ca_file)
+        await self._transport.open()
+
+    async def close(self) -> None:
+        if self._transport is not None:
+            await self._transport.close()
+            self._transport = None
+
+    async def publish(self, message: Message) -> Answer:
+        if self._transport is None:
+            raise ConfigurationError("publish() before open()")
+        destination = self._destination(message.destination)
+        response = await self._transport.post(destination, self._headers(message, destination), message.body)
+        if 200 <= response.status < 300:
+            return response.answer
+        if response.status == 410:
+            raise PermanentPublishError(QuarantineReason.GONE, answer=response.answer)
+        busy = response.status in BUSY or response.status >= 500
+        raise PublishFailed(
+            f"http_{response.status}",
+            Fault.DESTINATION if busy else Fault.REJECTION,
+            answer=response.answer,
+        )
+
+    def _destination(self, url: str) -> Destination:
+        # judged again: the policy may have become stricter since the message was enqueued
+        try:
+            return self._parse(url)
+        except InvalidMessage:
+            pass
+        raise PublishFailed("forbidden_url", Fault.FORBIDDEN)
+
+    def _headers(self, message: Message, destination: Destination) -> list[tuple[str, str]]:
+        request = SigningRequest(
+            target_uri=destination.url,
+            authority=destination.authority,
+            content_type=message.content_type,
+            body=message.body,
+            message_id=message.id,
+            idempotency_key=message.id,
+            headers=message.headers,
+        )
+        # the one clock that must agree with the receiver's is this machine's, not the database's
+        signed = self._signer.sign(request, created=int(time.time()), nonce=secrets.token_urlsafe(16))
+        return [
+            ("Content-Type", message.content_type),
+            ("Accept-Encoding", "identity"),
+            ("User-Agent", USER_AGENT),
+            *message.headers,
+            *signed,
+        ]

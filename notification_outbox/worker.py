@@ -1,0 +1,434 @@
+"""The worker: claims what it can start, runs the deliveries, settles in batches, drains when told to stop.
+
+Owns the event loop's side: who is in hand, until when, and what is not settled yet. It decides nothing about a
+message (``delivery`` does) and writes no row (``leases`` does). Database work runs in two threads of its own,
+one for claims and renewals, one for settlements, so neither waits for the other. A database that is away is
+waited for: outcomes are kept until they are recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeVar
+
+from django.db import DataError, IntegrityError, InterfaceError, OperationalError, connections
+
+from . import leases
+from .conf import LEASE_MARGIN, PublisherSettings, Settings
+from .delivery import deliver
+from .envelope import Claim
+from .leases import Settlement
+from .lifecycle import Outcome, Verdict
+from .publishers import Publisher, build
+
+logger = logging.getLogger("notification_outbox")
+
+MAX_BYTES_IN_HAND = 64 * 1024 * 1024
+SETTLE_BATCH = 100
+SETTLE_PAUSE = 0.02
+FIRST_POLL = 0.02
+POLL_GROWTH = 1.5
+RECOVER_EVERY = 1.0
+REPORT_EVERY = 60.0
+AWAY_PAUSE = (0.1, 5.0)
+
+T = TypeVar("T")
+Until = Literal["stopped", "idle", "empty"]
+
+
+@dataclass(eq=False, slots=True)
+class _Held:
+    """A claim in hand. ``ends`` is when its lease ends by the loop's clock, taken before the claim was sent."""
+
+    claim: Claim
+    ends: float
+    task: asyncio.Task[None] | None = None
+    started: bool = False
+    settling: bool = False
+
+
+class _Lane:
+    """One publisher alias at work: its publisher, its slots and what is in hand for it."""
+
+    def __init__(self, settings: PublisherSettings, concurrency: int) -> None:
+        self.settings = settings
+        self.publisher: Publisher = build(settings)
+        self.slots = asyncio.Semaphore(concurrency)
+        self.capacity = 2 * concurrency
+        # asked for again when a good part is free: many small claims cost more than one
+        self.refill = max(1, concurrency // 2)
+        self.held: dict[int, _Held] = {}
+        self.bytes_held = 0
+        self.recovered_at = float("-inf")
+
+    def take(self, held: _Held) -> None:
+        self.held[held.claim.id] = held
+        self.bytes_held += len(held.claim.sealed or b"")
+
+    def drop(self, held: _Held) -> None:
+        del self.held[held.claim.id]
+        self.bytes_held -= len(held.claim.sealed or b"")
+
+    @property
+    def room(self) -> int:
+        return self.capacity - len(self.held)
+
+    @property
+    def hungry(self) -> bool:
+        return not self.held or self.room >= self.refill
+
+
+class _DatabaseThread:
+    """One thread with a Django connection of its own, closed when it broke and at the end."""
+
+    def __init__(self, using: str, name: str) -> None:
+        self._using = using
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"outbox-{name}")
+
+    async def __call__(self, function: Callable[..., T], /, **arguments: object) -> T:
+        call = partial(self._run, function, **arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    def _run(self, function: Callable[..., T], /, **arguments: object) -> T:
+        try:
+            return function(**arguments, using=self._using)
+        except (OperationalError, InterfaceError):
+            # a locked SQLite or a deadlock leaves a good connection, and a new one costs little
+            connections[self._using].close()
+            raise
+
+    def _hang_up(self) -> None:
+        connections[self._using].close()
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._hang_up)
+        self._executor.shutdown()
+
+
+class Worker:
+    """Delivers the messages of some lanes from one database until it is stopped.
+
+    ``publishers``: aliases to serve (default: all). ``concurrency``: deliveries at once in each lane (default:
+    the alias's own). ``shutdown_timeout``: seconds that running deliveries may still take after ``stop()``.
+    ``until``: "stopped", "idle" (nothing is due any more) or "empty" (nothing waits any more, retries included).
+    May be run again after it returned.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        using: str,
+        publishers: Collection[str] = (),
+        concurrency: int | None = None,
+        shutdown_timeout: float = 30.0,
+        until: Until = "stopped",
+        worker_id: str = "",
+    ) -> None:
+        self._settings = settings
+        self._using = using
+        self._chosen = [settings.publisher(alias) for alias in publishers or settings.publishers]
+        self._concurrency = concurrency
+        self._shutdown_timeout = shutdown_timeout
+        self._until = until
+        self.aliases = [chosen.alias for chosen in self._chosen]
+        self.worker_id = worker_id or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
+        self._begin()
+
+    def _begin(self) -> None:
+        self._stopping = asyncio.Event()
+        self._freed = asyncio.Event()
+        self._settle_soon = asyncio.Event()
+        self._settle_now = asyncio.Event()
+        self._lanes: list[_Lane] = []
+        self._unsettled: list[Settlement] = []
+        self._failures: Counter[str] = Counter()
+
+    async def run(self) -> None:
+        """Work until stopped or done. Raises ``ConfigurationError`` before anything is claimed."""
+        self._begin()
+        self._lanes = [_Lane(chosen, self._concurrency or chosen.concurrency) for chosen in self._chosen]
+        async with AsyncExitStack() as stack:
+            self._claiming = _DatabaseThread(self._using, "claim")
+            stack.push_async_callback(self._claiming.close)
+            self._settling = _DatabaseThread(self._using, "settle")
+            stack.push_async_callback(self._settling.close)
+            for lane in self._lanes:
+                await lane.publisher.open()
+                stack.push_async_callback(lane.publisher.close)
+            async with asyncio.TaskGroup() as tasks:
+                keepers = [
+                    tasks.create_task(self._settle_forever()),
+                    tasks.create_task(self._renew_forever()),
+                    tasks.create_task(self._report_forever()),
+                ]
+                await self._claim_until_done(tasks)
+                await self._drain()
+                for keeper in keepers:
+                    keeper.cancel()
+
+    def stop(self) -> None:
+        """Claim nothing more and return from ``run()`` when what runs has ended. Call it in the loop's thread."""
+        self._stopping.set()
+        self._freed.set()
+
+    # claiming
+
+    async def _claim_until_done(self, tasks: asyncio.TaskGroup) -> None:
+        pause = FIRST_POLL
+        while not self._stopping.is_set():
+            full = found = False
+            for lane in self._lanes:
+                wanted, got = await self._claim(lane, tasks)
+                full |= got == wanted
+                found |= got > 0
+            if full:
+                # more may be due, or a lane has no room: either way a settlement comes first
+                await self._wait(self._freed, self._settings.poll_interval)
+                self._freed.clear()
+                pause = FIRST_POLL
+                continue
+            busy = any(lane.held for lane in self._lanes)
+            if found:
+                pause = FIRST_POLL
+            elif self._until == "idle" and not busy:
+                return
+            due, _ = await self._ask(leases.next_due, publishers=self.aliases)
+            if due is None and self._until == "empty" and not busy:
+                return
+            await self._wait(self._stopping, pause if due is None else min(pause, max(due, FIRST_POLL)))
+            pause = min(pause * POLL_GROWTH, self._settings.poll_interval)
+
+    async def _claim(self, lane: _Lane, tasks: asyncio.TaskGroup) -> tuple[int, int]:
+        """Claim what the lane can hold; return how many were wanted and how many came."""
+        now = asyncio.get_running_loop().time
+        budget = MAX_BYTES_IN_HAND - sum(lane.bytes_held for lane in self._lanes)
+        if self._stopping.is_set() or not lane.hungry or (budget <= 0 and lane.held):
+            return 0, 0
+        alias = lane.settings.alias
+        if now() - lane.recovered_at >= RECOVER_EVERY:
+            lane.recovered_at = now()
+            ended, _ = await self._ask(leases.recover, publisher=alias, limit=lane.capacity)
+            if ended:
+                logger.warning("outbox recover publisher=%s lost_leases=%s", alias, ended)
+        wanted = lane.room
+        claims, asked = await self._ask(
+            leases.claim,
+            publisher=alias,
+            limit=wanted,
+            budget=budget,
+            worker=self.worker_id,
+            lease=lane.settings.lease,
+        )
+        for claim in claims:
+            # the lease's end by our clock counts from before the question was sent: early, never late
+            held = _Held(claim, asked + lane.settings.lease)
+            lane.take(held)
+            held.task = tasks.create_task(self._deliver(lane, held))
+        return wanted, len(claims)
+
+    # delivering
+
+    async def _deliver(self, lane: _Lane, held: _Held) -> None:
+        loop = asyncio.get_running_loop()
+        settings = lane.settings
+        async with lane.slots:
+            held.started = True
+            if held.ends - loop.time() < settings.attempt_timeout + LEASE_MARGIN:
+                self._settle(held, Outcome(Verdict.RELEASED))
+                return
+            began = loop.time()
+            outcome = await deliver(
+                held.claim,
+                lane.publisher,
+                keyring=self._settings.keyring,
+                policy=settings.retry,
+                timeout=settings.attempt_timeout,
+            )
+            self._settle(held, outcome, loop.time() - began)
+        claim = held.claim
+        level = logging.WARNING if outcome.verdict is Verdict.QUARANTINED else logging.INFO
+        logger.log(
+            logging.DEBUG if outcome.verdict is Verdict.DELIVERED else level,
+            "outbox deliver id=%s publisher=%s attempt=%s outcome=%s error=%s",
+            claim.id,
+            settings.alias,
+            claim.attempt,
+            outcome.verdict,
+            outcome.error,
+        )
+
+    # settling
+
+    def _settle(self, held: _Held, outcome: Outcome, took: float | None = None) -> None:
+        held.settling = True
+        wanted = self._settings.log_attempts
+        if wanted == "none" or (wanted == "failures" and outcome.verdict is Verdict.DELIVERED):
+            took = None
+        self._unsettled.append(Settlement(held.claim, outcome, self.worker_id, took))
+        self._settle_soon.set()
+        if len(self._unsettled) >= SETTLE_BATCH:
+            self._settle_now.set()
+
+    async def _settle_forever(self) -> None:
+        while True:
+            await self._settle_soon.wait()
+            # a short wait makes one transaction of many outcomes
+            await self._wait(self._settle_now, SETTLE_PAUSE)
+            await self._settle_batch()
+
+    async def _settle_batch(self) -> None:
+        """Record what is unsettled, waiting for the database as long as it takes."""
+        batch = self._unsettled[:SETTLE_BATCH]
+        del self._unsettled[:SETTLE_BATCH]
+        if not self._unsettled:
+            self._settle_soon.clear()
+        if len(self._unsettled) < SETTLE_BATCH:
+            self._settle_now.clear()
+        if not batch:
+            return
+        try:
+            lost = await self._record(batch)
+        except asyncio.CancelledError:
+            self._unsettled[:0] = batch
+            raise
+        for claim, outcome, *_ in lost:
+            logger.warning("outbox settle lost id=%s outcome=%s", claim.id, outcome.verdict)
+        for settlement in batch:
+            for lane in self._lanes:
+                held = lane.held.get(settlement.claim.id)
+                if held is not None and held.claim is settlement.claim:
+                    lane.drop(held)
+        self._freed.set()
+
+    async def _record(self, batch: list[Settlement]) -> list[Settlement]:
+        pause, longest = AWAY_PAUSE
+        while True:
+            try:
+                lost = await self._settling(leases.settle, settlements=batch)
+            except (OperationalError, InterfaceError) as error:
+                self._away("settle", error)
+            except (IntegrityError, DataError) as error:
+                if len(batch) == 1:
+                    logger.error(
+                        "outbox settle refused id=%s error=%s", batch[0].claim.id, type(error).__name__
+                    )
+                    return batch
+                # one bad row must not lose the others
+                return [lost for one in batch for lost in await self._record([one])]
+            else:
+                self._back("settle")
+                return lost
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, longest)
+
+    # keeping
+
+    async def _renew_forever(self) -> None:
+        """Renew what is in hand, first at half a lease; a lease that was lost cancels its delivery."""
+        now = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(min(lane.settings.lease for lane in self._lanes) / 8)
+            for lane in self._lanes:
+                lease = lane.settings.lease
+                old = [
+                    held for held in lane.held.values() if not held.settling and held.ends - now() < lease / 2
+                ]
+                if not old:
+                    continue
+                lost, asked = await self._ask(leases.renew, claims=[held.claim for held in old], lease=lease)
+                for held in old:
+                    if held.claim.id not in lost:
+                        held.ends = asked + lease
+                    elif not held.settling and held.task is not None:
+                        logger.warning("outbox lease lost id=%s", held.claim.id)
+                        held.task.cancel()
+                        lane.drop(held)
+                if lost:
+                    self._freed.set()
+
+    async def _report_forever(self) -> None:
+        """Say once of every lane that has messages and no publisher here: nobody may be serving it."""
+        reported: set[str] = set()
+        while True:
+            found, _ = await self._ask(leases.lanes)
+            for alias in set(found) - set(self._settings.publishers) - reported:
+                reported.add(alias)
+                logger.warning("outbox lane publisher=%r has messages but is not in PUBLISHERS", alias)
+            await asyncio.sleep(REPORT_EVERY)
+
+    # stopping
+
+    async def _drain(self) -> None:
+        """Hand back what has not started, let the rest end in time, record everything."""
+        held = [one for lane in self._lanes for one in lane.held.values()]
+        for one in held:
+            if not one.started:
+                self._hand_back(one)
+        running = [one.task for one in held if one.task is not None and not one.task.done()]
+        if running:
+            await asyncio.wait(running, timeout=self._shutdown_timeout)
+        for one in held:
+            if not one.settling:
+                self._hand_back(one)
+        try:
+            async with asyncio.timeout(self._shutdown_timeout + AWAY_PAUSE[1]):
+                while any(lane.held for lane in self._lanes):
+                    await self._wait(self._freed, AWAY_PAUSE[0])
+                    self._freed.clear()
+        except TimeoutError:
+            left = sum(len(lane.held) for lane in self._lanes)
+            logger.error("outbox stop unrecorded=%s: their leases end by themselves", left)
+
+    def _hand_back(self, held: _Held) -> None:
+        if held.task is not None:
+            held.task.cancel()
+        self._settle(held, Outcome(Verdict.RELEASED))
+
+    # waiting
+
+    async def _wait(self, event: asyncio.Event, seconds: float) -> bool:
+        """Wait for the event, at most so long; say whether it came."""
+        try:
+            async with asyncio.timeout(seconds):
+                await event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _ask(self, function: Callable[..., T], **arguments: object) -> tuple[T, float]:
+        """Return the database's answer and when it was asked; a database that is away is asked again."""
+        loop = asyncio.get_running_loop()
+        pause, longest = AWAY_PAUSE
+        while True:
+            asked = loop.time()
+            try:
+                answer = await self._claiming(function, **arguments)
+            except (OperationalError, InterfaceError) as error:
+                self._away("claim", error)
+            else:
+                self._back("claim")
+                return answer, asked
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, longest)
+
+    def _away(self, role: str, error: Exception) -> None:
+        """Count a failure; from the second in a row on it is more than a conflict and is said once."""
+        self._failures[role] += 1
+        if self._failures[role] == 2:
+            logger.error("outbox database away role=%s error=%s", role, type(error).__name__)
+
+    def _back(self, role: str) -> None:
+        if self._failures[role] >= 2:
+            logger.warning("outbox database back role=%s after=%s", role, self._failures[role])
+        self._failures[role] = 0

@@ -1,0 +1,61 @@
+"""Fixtures of the suite: which tests a database gets, settings for a receiver, worker processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+
+from tests.processes import Outbox, Started
+from tests.receiver import Receiver
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that are about other databases: a skip would hide one that should have run."""
+    engine = django_settings.DATABASES["default"]["ENGINE"].rpartition(".")[2]
+    kept, left_out = [], []
+    for item in items:
+        marker = item.get_closest_marker("databases")
+        (kept if marker is None or engine in marker.args else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """In CI every service is there, so a skipped test is a failure."""
+    report = yield
+    if report.skipped and os.environ.get("OUTBOX_CI"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI: {report.longrepr}"
+    return report
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A real TLS receiver on loopback that answers 200."""
+    with Receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def configure(settings: Any) -> Callable[..., None]:
+    """Return a function that sets ``NOTIFICATION_OUTBOX`` for this test and the workers it starts."""
+
+    def configure(**raw: Any) -> None:
+        settings.NOTIFICATION_OUTBOX = raw
+
+    return configure
+
+
+@pytest.fixture
+def outbox(receiver: Receiver, configure: Callable[..., None]) -> Iterator[Outbox]:
+    """An outbox whose default publisher may reach the receiver, and the worker processes of this test."""
+    started: list[Started] = []
+    yield Outbox(receiver, configure, started)
+    for process in started:
+        process.kill()

@@ -1,0 +1,51 @@
+"""Settings of the test suite. The database comes from ``DATABASE_URL``; ``run.py test`` sets it.
+
+``OUTBOX_TEST_SETTINGS`` holds the whole of ``NOTIFICATION_OUTBOX`` as JSON for the worker processes that tests
+start, with the signer left out: every process of the suite derives the same one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import environ
+
+from notification_outbox.signing import HttpMessageSigner
+
+env = environ.Env()
+
+SECRET_KEY = "the test suite's own secret key, used nowhere else"
+USE_TZ = True
+INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "notification_outbox"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+ROOT_URLCONF = "tests.urls"
+
+DATABASES = {"default": env.db("DATABASE_URL", default="sqlite:///:memory:")}
+_engine = DATABASES["default"]["ENGINE"]
+if _engine.endswith("mysql"):
+    import pymysql
+
+    pymysql.install_as_MySQLdb()
+    DATABASES["default"]["OPTIONS"] = {"charset": "utf8mb4"}
+    DATABASES["default"]["TEST"] = {"CHARSET": "utf8mb4"}
+if _engine.endswith("sqlite3"):
+    DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 20}
+    # worker threads and processes need a file: an in-memory database belongs to one connection
+    DATABASES["default"]["TEST"] = {"NAME": os.environ.get("OUTBOX_TEST_SQLITE", "test.sqlite3")}
+
+SIGNER = HttpMessageSigner.from_secret(SECRET_KEY, key_id="test-key", tag="tests")
+
+NOTIFICATION_OUTBOX = json.loads(os.environ.get("OUTBOX_TEST_SETTINGS", "{}"))
+for _publisher in NOTIFICATION_OUTBOX.get("PUBLISHERS", {}).values():
+    if "BACKEND" not in _publisher:
+        _publisher.setdefault("OPTIONS", {})["signer"] = SIGNER
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"stderr": {"class": "logging.StreamHandler"}},
+    "loggers": {
+        "notification_outbox": {"handlers": ["stderr"], "level": os.environ.get("OUTBOX_TEST_LOG", "INFO")}
+    },
+}
