@@ -60,10 +60,10 @@ class _RefusedError(OSError):
 
 
 class Wire(ResponseHandler):
-    """One connection: counts what arrives, ends what floods, and says whether it may serve again.
+    """One connection: counts what arrives, ends what floods or speaks unasked, says if it may serve again.
 
-    ``got`` counts bytes, ``before`` is ``got`` when the present exchange began, ``heads`` counts its final
-    heads, ``ended`` is ``got`` when its answer was complete.
+    ``got`` counts bytes, ``before`` is ``got`` when the present exchange began, ``headed`` says that its
+    final head came, ``accepted`` that it was a 2xx.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, idle: _Idle) -> None:
@@ -72,10 +72,10 @@ class Wire(ResponseHandler):
         self.got = 0
         self.before = 0
         self.uses = 0
-        self.heads = 0
+        self.headed = False
         self.accepted = False
         self.flooded = False
-        self._ended: int | None = None
+        self._ended = False
         self._body: aiohttp.StreamReader | None = None
         self._idle = idle
 
@@ -84,20 +84,15 @@ class Wire(ResponseHandler):
         self._idle.forget(self)
         self.uses += 1
         self.before = self.got
-        self.heads = 0
+        self.headed = False
         self.accepted = False
-        self._ended = None
+        self._ended = False
         self._body = None
-
-    @property
-    def spent(self) -> bool:
-        """Used before, and anything arrived that nobody asked for: it would pass for the next answer."""
-        return self.uses > 0 and (self.should_close or self.got != self._ended)
 
     @property
     def should_close(self) -> bool:
         # aiohttp asks when an exchange ends; only an accepted message leaves the line in a known state
-        return super().should_close or self.heads != 1 or not self.accepted
+        return super().should_close or not self.accepted
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -111,35 +106,35 @@ class Wire(ResponseHandler):
         self.got += len(data)
         start = 0
         # aiohttp forgets a head when what came in one piece with it is broken, so each head goes in alone
-        while self.heads == 0 and start < len(data):
+        while not self.headed and start < len(data):
             blank = data.find(b"\r\n\r\n", start)
             end = len(data) if blank < 0 else blank + 4
             super().data_received(data[start:end])
             start = end
-            if self.heads == 0 and self.got - len(data) + end - self.before > HEAD_BYTES:
+            if not self.headed and self.got - len(data) + end - self.before > HEAD_BYTES:
                 self.flooded = True
                 self.abort()
                 return
         self._note_end()
         if start == len(data):
             return
-        if self._ended is not None:
-            # nobody asked for this
+        if self._ended:
+            # nobody asked for this: on a kept connection it would pass for the next message's answer
             self.close()
             return
         super().data_received(data[start:])
         self._note_end()
 
     def _note_end(self) -> None:
-        if self._ended is None and self._body is not None and self._body.is_eof():
-            self._ended = self.got
-            if self.heads == 1 and self.accepted:
+        if not self._ended and self._body is not None and self._body.is_eof():
+            self._ended = True
+            if self.accepted:
                 self._idle.park(self)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         head, body = data
         if head.code >= 200 or head.code == 101:
-            self.heads += 1
+            self.headed = True
             self.accepted = 200 <= head.code < 300
             self._body = body
         super().feed_data(data, size)
@@ -181,12 +176,12 @@ class Connector(aiohttp.TCPConnector):
         self._factory = self._new_wire  # type: ignore[assignment]
 
     async def connect(self, *args: Any, **kwargs: Any) -> aiohttp.connector.Connection:
-        """Return a connection on which the next answer can only be the answer to this request."""
+        """Return a connection and note what it means for the attempt under way."""
         attempt = current.get()
         while True:
             connection = await super().connect(*args, **kwargs)
             wire = cast(Wire, connection.protocol)
-            if not (wire.spent or (wire.uses and attempt.fresh_only)):
+            if wire.uses == 0 or not attempt.fresh_only:
                 break
             connection.close()
         attempt.reused = wire.uses > 0

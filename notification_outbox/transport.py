@@ -47,7 +47,6 @@ LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUF
 # aiohttp writes Host and Content-Length; the others change where the message ends or what the line is for
 FRAMING = frozenset({"connection", "content-length", "expect", "host", "transfer-encoding", "upgrade"})
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_VALUE = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +190,11 @@ async def _send(
 
 async def _drain(answer: aiohttp.ClientResponse, deadline: float) -> None:
     """Read a small 2xx body to its end, so that its connection can serve again; close on anything else."""
-    complete = False
+    accepted = 200 <= answer.status < 300
+    # mostly it came in one piece with the head; a larger one must be read, or its connection stays paused
+    complete = accepted and answer.content.is_eof() and answer.content.total_bytes <= BODY_BYTES
     try:
-        if 200 <= answer.status < 300:
+        if accepted and not complete:
             now = asyncio.get_running_loop().time()
             async with asyncio.timeout_at(min(now + BODY_SECONDS, deadline)):
                 complete = await _read_to_end(answer.content)
@@ -263,9 +264,9 @@ def _checked(headers: Sequence[tuple[str, str]]) -> CIMultiDict[str] | None:
     """Return the headers, or None when one would not go out as written (aiohttp checks no names)."""
     fields: CIMultiDict[str] = CIMultiDict()
     for name, value in headers:
-        if not (_TOKEN.fullmatch(name) and _VALUE.fullmatch(value)):
+        if not _TOKEN.fullmatch(name) or name in fields or name.lower() in FRAMING:
             return None
-        if name in fields or name.lower() in FRAMING:
+        if not (value.isascii() and value.isprintable() and value == value.strip(" ")):
             return None
         fields.add(name, value)
     return fields

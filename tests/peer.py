@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import trustme
 
+from notification_outbox.connector import KEEP_IDLE_SECONDS
 from notification_outbox.resolver import Resolver
 from notification_outbox.transport import GuardedTransport
 from notification_outbox.urls import Destination, DestinationPolicy
@@ -90,8 +91,8 @@ class Peer:
         return by_hand(f"https://localhost:{self.port}{target}", "localhost", self.port)
 
     async def until_open(self, count: int) -> None:
-        """Wait until exactly ``count`` connections are open."""
-        async with asyncio.timeout(10), self.changed:
+        """Wait until exactly ``count`` connections are open, not as long as idle ones are kept anyway."""
+        async with asyncio.timeout(KEEP_IDLE_SECONDS / 2), self.changed:
             await self.changed.wait_for(lambda: self.open == count)
 
     async def count(self, step: int) -> None:

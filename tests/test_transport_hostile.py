@@ -204,6 +204,24 @@ async def test_accepted_is_accepted(script: Script) -> None:
     assert response.answer == Answer(200, "answered", f"127.0.0.1:{peer.port}")
 
 
+async def test_endless_body_is_cut_by_its_size() -> None:
+    """Of an endless body little is taken, however much time there is."""
+    sent = 0
+
+    async def script(talk: Talk) -> None:
+        nonlocal sent
+        await talk.request()
+        await talk.send(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            await talk.send(b"x" * 65536)
+            sent += 65536
+
+    async with meeting(script, timeout=30.0) as (peer, transport):
+        assert (await transport.post(peer.at(), HEADERS, b"{}")).status == 200
+        await peer.until_open(0)
+    assert sent < 16 * 1024 * 1024
+
+
 async def test_answer_is_not_inflated() -> None:
     """A compressed answer is dropped as it is: a bomb stays small."""
     bomb = gzip.compress(b"\0" * 50_000_000)
@@ -280,6 +298,15 @@ async def test_reuse_after_a_read_2xx() -> None:
         assert peer.accepted == 1
 
 
+@pytest.mark.parametrize("size", [1, 60_000, 66_000, 140_000, 200_000, 1_000_000])
+async def test_large_bodies_leave_no_connection_stuck(size: int) -> None:
+    """However much came with a 200, the next message is served."""
+    answer = f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n".encode() + b"x" * size
+    async with meeting(saying(answer, answer), timeout=5.0) as (peer, transport):
+        for _ in range(3):
+            assert (await transport.post(peer.at(), HEADERS, b"{}")).status == 200
+
+
 @pytest.mark.parametrize("status", [300, 302, 400, 404, 410, 429, 500, 503])
 async def test_no_reuse_after_anything_else(status: int) -> None:
     """After any other status the connection is closed, even when its answer is complete."""
@@ -343,6 +370,16 @@ async def test_planted_answer(planted: bytes, at_once: bool) -> None:
         await spoken.wait()
         await asyncio.sleep(0.02)
         assert (await transport.post(peer.at(), HEADERS, b"{}")).status == 200
+
+
+@pytest.mark.parametrize("planted", [GONE, OK])
+async def test_answer_planted_behind_a_body(planted: bytes) -> None:
+    """A second answer in one piece with the first is dropped together with its connection."""
+    body = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
+    async with meeting(saying(body + planted, OK)) as (peer, transport):
+        for _ in range(2):
+            assert (await transport.post(peer.at(), HEADERS, b"{}")).status == 200
+        assert peer.accepted == 2
 
 
 # -- the free reconnect

@@ -98,7 +98,7 @@ def test_repr_shows_the_host_only() -> None:
     )
 
 
-OPEN = {
+OPEN: dict[str, Any] = {
     "allow_hosts": [
         "localhost",
         "10.9.8.7",
