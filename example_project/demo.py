@@ -61,8 +61,9 @@ def play(server_url: str, directory: Path) -> int:
     port = free_port()
     settle_environment(server_url, directory, port)
     django.setup()
-    from demo_figures import Figures, place_orders, requeue_quarantined, watch  # they import models
     from django.core.management import call_command
+
+    from demo_figures import Figures, place_orders, requeue_quarantined, watch  # they import models
 
     began = time.monotonic()
     say("a fresh database, migrated")

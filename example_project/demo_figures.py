@@ -12,15 +12,15 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from django.db.models import F, Sum
-from shop.models import Order
-from shop.payments import DECLINED_CARD, PaymentRefused
-from shop.services import place_order
 from tqdm import tqdm
-from warehouse.models import Booking, ReceivedMessage
-from warehouse.trouble import BUSY_EVERY, REFUSED
 
 from notification_outbox.models import OutboxMessage
 from notification_outbox.operations import requeue
+from shop.models import Order
+from shop.payments import DECLINED_CARD, PaymentRefused
+from shop.services import place_order
+from warehouse.models import Booking, ReceivedMessage
+from warehouse.trouble import BUSY_EVERY, REFUSED
 
 ORDERS, DECLINED_EVERY = 300, 5
 DECLINED = ORDERS // DECLINED_EVERY

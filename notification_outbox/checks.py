@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, register
+from django.core.checks import Warning as CheckWarning
+from django.db import connections
+from django.db.utils import ConnectionHandler
 
 from . import conf
 from .exceptions import ConfigurationError
@@ -26,3 +29,24 @@ def check_settings(app_configs: Sequence[Any] | None = None, **_kwargs: Any) -> 
         except ConfigurationError as error:
             found.append(Error(str(error), id="notification_outbox.E002"))
     return found
+
+
+@register
+def check_sqlite(app_configs: Sequence[Any] | None = None, **_kwargs: Any) -> list[CheckMessage]:
+    """Look at the project's databases."""
+    return check_databases(connections)
+
+
+def check_databases(handler: ConnectionHandler) -> list[CheckMessage]:
+    """Return a warning for every SQLite database whose transactions do not begin by locking."""
+    return [
+        CheckWarning(
+            f"DATABASES['{alias}']: SQLite refuses a transaction that reads and then writes while another "
+            "one writes; enqueue() and workers would meet 'database is locked'.",
+            hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"} for this database.',
+            id="notification_outbox.W001",
+        )
+        for alias, settings in handler.settings.items()
+        if settings["ENGINE"] == "django.db.backends.sqlite3"
+        and settings.get("OPTIONS", {}).get("transaction_mode", "").upper() != "IMMEDIATE"
+    ]

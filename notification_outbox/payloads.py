@@ -133,7 +133,8 @@ def serialise(payload: object, content_type: str, max_bytes: int) -> bytes:
     """Return the body to seal: ``bytes`` are kept byte for byte, anything else becomes compact JSON.
 
     JSON is strict either way (RFC 8259 without its leniencies): UTF-8, no BOM, no NaN or overflow, no
-    duplicate keys, no lone surrogates, at most 100 levels below the top one. Bytes of another content type are not read.
+    duplicate keys, no lone surrogates, at most 100 levels below the top one. Bytes of another content type are
+    not read.
     """
     if isinstance(payload, bytes | bytearray | memoryview):
         body = bytes(payload)

@@ -58,4 +58,4 @@ def outbox(receiver: Receiver, configure: Callable[..., None]) -> Iterator[Outbo
     started: list[Started] = []
     yield Outbox(receiver, configure, started)
     for process in started:
-        process.kill()
+        process.close()

@@ -80,6 +80,10 @@ class Started:
         self._log.seek(0)
         return self._log.read().decode()
 
+    def close(self) -> None:
+        self.kill()
+        self._log.close()
+
 
 @dataclass
 class Outbox:
@@ -93,7 +97,9 @@ class Outbox:
     def __post_init__(self) -> None:
         self.configure()
 
-    def configure(self, options: dict[str, Any] | None = None, root: dict[str, Any] | None = None, **alias: Any) -> None:
+    def configure(
+        self, options: dict[str, Any] | None = None, root: dict[str, Any] | None = None, **alias: Any
+    ) -> None:
         """Set the default publisher's keys and options; the receiver is trusted and allowed."""
         reach = {"ca_file": self.receiver.ca_file, "allow_hosts": [self.receiver.host]}
         self.raw = {"PUBLISHERS": {"default": {"OPTIONS": reach | (options or {}), **alias}}, **(root or {})}

@@ -59,7 +59,5 @@ def test_without_a_limit_rejections_are_retried_until_time_runs_out() -> None:
 @pytest.mark.parametrize(("wish", "pause"), [(None, 5), (1.0, 5), (60.0, 60)])
 def test_a_peers_wish_is_never_undercut(wish: float | None, pause: float) -> None:
     """``retry_after`` can only lengthen our own pause."""
-    outcome = decide(
-        Fault.DESTINATION, code="x", attempts=1, rejections=0, policy=EXACT, retry_after=wish
-    )
+    outcome = decide(Fault.DESTINATION, code="x", attempts=1, rejections=0, policy=EXACT, retry_after=wish)
     assert outcome.delay == pause

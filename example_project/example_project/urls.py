@@ -2,6 +2,7 @@
 
 from django.contrib import admin
 from django.urls import path
+
 from shop.views import orders
 from warehouse.views import receive_order
 

@@ -64,6 +64,10 @@ def build(settings: PublisherSettings) -> Publisher:
                     f"{path}: unknown option {option!r}{suggestion(option, parameters)}; "
                     f"{cls.__name__} takes {', '.join(parameters) or 'none'}"
                 )
+    for name, parameter in parameters.items():
+        required = parameter.default is parameter.empty and parameter.kind is parameter.KEYWORD_ONLY
+        if required and name not in settings.options:
+            raise ConfigurationError(f"{path}: OPTIONS lack {name!r}, which {cls.__name__} needs")
     problem = None
     try:
         return cls(**settings.options)

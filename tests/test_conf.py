@@ -1,0 +1,219 @@
+"""Settings: what they mean, what is refused, what the refusal says and what it never shows."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db.utils import ConnectionHandler
+
+from notification_outbox import Publisher, conf
+from notification_outbox.checks import check_databases
+from notification_outbox.exceptions import ConfigurationError
+from notification_outbox.publishers import build, publisher_for
+from tests.settings import SIGNER
+
+KEY = base64.b64encode(b"k" * 32).decode()
+
+
+class Quiet(Publisher):
+    """A stranger's publisher with one option."""
+
+    def __init__(self, *, volume: int = 1) -> None:
+        self.volume = volume
+
+
+class Loud(Publisher):
+    """One that refuses its options."""
+
+    def __init__(self, **options: Any) -> None:
+        raise ConfigurationError("option 'volume': expected 11")
+
+
+class Positional(Publisher):
+    """One whose option may be given without its name."""
+
+    def __init__(self, volume: int) -> None:
+        self.volume = volume
+
+
+def scope() -> str:
+    return "from a callable"
+
+
+NOT_CALLABLE = "text"
+
+
+def read(**raw: Any) -> conf.Settings:
+    return conf.read(raw, secrets=[b"a secret key for these tests", b"an older one"])
+
+
+def alias(**raw: Any) -> conf.PublisherSettings:
+    return read(PUBLISHERS={"default": raw}).publishers["default"]
+
+
+def test_without_any_settings_there_is_a_signed_webhook_publisher() -> None:
+    """Zero settings run: the default alias signs with a key derived from SECRET_KEY."""
+    settings = read()
+    assert list(settings.publishers) == ["default"]
+    default = settings.publishers["default"]
+    assert default.backend == "notification_outbox.publishers.WebhookPublisher"
+    assert "signer" in default.options
+    assert (default.lease, default.attempt_timeout, default.concurrency) == (60, 20, 64)
+    assert default.give_up_after == timedelta(days=3)
+    assert default.retry.max_rejections == 12
+    build(default)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (90, 90),
+        (90.5, 90.5),
+        ("90s", 90),
+        ("15m", 900),
+        ("4h", 14400),
+        ("3d", 259200),
+        (timedelta(hours=1), 3600),
+    ],
+)
+def test_durations_have_many_spellings(value: Any, seconds: float) -> None:
+    """Seconds, timedeltas and short text are the same."""
+    assert alias(GIVE_UP_AFTER=value).give_up_after == timedelta(seconds=max(seconds, 60))
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        ({"PUBLISHER": {}}, r"unknown key 'PUBLISHER' \(did you mean 'PUBLISHERS'\?\)"),
+        ({"PUBLISHERS": []}, r"\['PUBLISHERS'\]: expected a dict"),
+        ({"PUBLISHERS": {"a b": {}}}, "expected an alias"),
+        ({"PUBLISHERS": {"x": {"LEESE": 1}}}, r"\['x'\]: unknown key 'LEESE' \(did you mean 'LEASE'\?\)"),
+        ({"PUBLISHERS": {"x": {"LEASE": 20}}}, r"\['x'\]\['LEASE'\]: expected at least ATTEMPT_TIMEOUT"),
+        ({"PUBLISHERS": {"x": {"LEASE": "soon"}}}, r"\['LEASE'\]: expected 1 to 86400 seconds"),
+        ({"PUBLISHERS": {"x": {"LEASE": True}}}, r"\['LEASE'\]: expected"),
+        ({"PUBLISHERS": {"x": {"GIVE_UP_AFTER": "31d"}}}, r"\['GIVE_UP_AFTER'\]: expected 60 to"),
+        ({"PUBLISHERS": {"x": {"MAX_ATTEMPTS": 0}}}, r"\['MAX_ATTEMPTS'\]: expected a whole number"),
+        (
+            {"PUBLISHERS": {"x": {"BACKOFF": {"bass": 1}}}},
+            r"\['BACKOFF'\]: unknown key 'bass' \(did you mean 'base'",
+        ),
+        ({"PUBLISHERS": {"x": {"BACKOFF": {"jitter": 2}}}}, r"\['jitter'\]: expected a number from 0 to 1"),
+        ({"PUBLISHERS": {"x": {"TO": ""}}}, r"\['TO'\]: expected text"),
+        ({"PUBLISHERS": {"x": {"OPTIONS": 3}}}, r"\['OPTIONS'\]: expected a dict"),
+        ({"ENCRYPTION_KEYS": {}}, r"\['ENCRYPTION_KEYS'\]: expected a dict of key id to 32 bytes"),
+        ({"ENCRYPTION_KEYS": {"a": "short"}}, "expected a dict of key id to 32 bytes"),
+        ({"ENCRYPTION_KEYS": {"a": "!secretmark!"}}, "expected a dict of key id to 32 bytes"),
+        ({"ENCRYPTION_KEYS": {"": KEY}}, "expected key ids"),
+        ({"LOOKUP_KEY": "secretmark"}, r"\['LOOKUP_KEY'\]: expected a secret of at least 16"),
+        ({"CALLER_SCOPE_ID": ""}, r"\['CALLER_SCOPE_ID'\]: expected text"),
+        ({"CALLER_SCOPE_ID": "tests.test_conf.NOT_CALLABLE"}, "expected text without a dot"),
+        ({"CALLER_SCOPE_ID": "no.such.place"}, "expected text without a dot"),
+        ({"MAX_BODY_BYTES": 11 * 2**20}, r"\['MAX_BODY_BYTES'\]: expected a whole number"),
+        ({"LOG_ATTEMPTS": "some"}, "expected one of 'failures', 'all', 'none'"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_is_expected(raw: dict[str, Any], told: str) -> None:
+    """The error names the key and the rule, suggests the key that was meant, and shows no value."""
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        read(**raw)
+    assert "secretmark" not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+def test_the_first_encryption_key_seals() -> None:
+    """Keys are ordered; base64 and raw bytes are the same."""
+    keyring = read(ENCRYPTION_KEYS={"2026": KEY, "2025": b"o" * 32}).keyring
+    assert keyring.current_id == "2026"
+    assert (keyring.master("2026"), keyring.master("2025")) == (b"k" * 32, b"o" * 32)
+
+
+def test_without_encryption_keys_they_come_from_the_secret_key_and_its_fallbacks() -> None:
+    """Rotating SECRET_KEY through its fallbacks loses nothing."""
+    older = conf.read({}, secrets=[b"an older one"]).keyring
+    assert older.current_id in read().keyring
+
+
+@pytest.mark.parametrize("value", [scope, "tests.test_conf.scope"])
+def test_the_caller_scope_can_be_a_callable(value: Any) -> None:
+    """A project of many sites says per call who it is."""
+    found = read(CALLER_SCOPE_ID=value).caller_scope_id
+    assert callable(found)
+    assert found() == "from a callable"
+
+
+def test_settings_are_read_again_when_a_test_changes_them(configure: Callable[..., None]) -> None:
+    """``override_settings`` works as for every Django setting."""
+    configure(MAX_BODY_BYTES=77)
+    assert conf.get().max_body_bytes == 77
+    configure()
+    assert conf.get().max_body_bytes == 1024 * 1024
+
+
+def test_reprs_show_no_secret() -> None:
+    """Settings end in debug pages and logs."""
+    settings = read(ENCRYPTION_KEYS={"2026": KEY}, PUBLISHERS={"x": {"OPTIONS": {"token": "secretmark"}}})
+    shown = repr(settings) + repr(settings.publishers["x"]) + repr(settings.keyring) + repr(settings.lookup)
+    for secret in ("secretmark", KEY, "kkkk"):
+        assert secret not in shown
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        ({"BACKEND": "no.such.Publisher"}, r"PUBLISHERS\['default'\]: BACKEND is not the dotted path"),
+        ({"BACKEND": "tests.test_conf.KEY"}, "BACKEND is not the dotted path of a Publisher"),
+        (
+            {"BACKEND": "tests.test_conf.Quiet", "OPTIONS": {"volum": 3}},
+            r"PUBLISHERS\['default'\]: unknown option 'volum' \(did you mean 'volume'\?\); Quiet takes volume",
+        ),
+        ({"BACKEND": "tests.test_conf.Loud"}, r"PUBLISHERS\['default'\]: option 'volume': expected 11"),
+        ({}, r"PUBLISHERS\['default'\]: OPTIONS lack 'signer', which WebhookPublisher needs"),
+        ({"BACKEND": "tests.test_conf.Positional"}, r"OPTIONS do not fit Positional\(volume\)"),
+        ({"OPTIONS": {"signer": "a key"}}, "option 'signer': expected a Signer"),
+        ({"OPTIONS": {"signer": SIGNER, "timeout": 0}}, "option 'timeout': expected 0.1 to 3600 seconds"),
+        ({"OPTIONS": {"signer": SIGNER, "allow_hosts": ["https://x/"]}}, "allow_hosts"),
+    ],
+)
+def test_a_wrong_publisher_is_named_with_its_alias(
+    raw: dict[str, Any], told: str, configure: Callable[..., None]
+) -> None:
+    """The worker, enqueue and ``manage.py check`` say the same of it."""
+    with pytest.raises(ConfigurationError, match=told):
+        build(alias(**raw))
+    configure(PUBLISHERS={"default": raw})
+    (error,) = [found for found in run_checks() if found.id == "notification_outbox.E002"]
+    assert error.msg
+
+
+def test_the_checks_report_settings_that_cannot_be_read(configure: Callable[..., None]) -> None:
+    """``manage.py check`` fails before a message is lost."""
+    configure(PUBLISHERS={"default": {"LEESE": 1}})
+    (error,) = [found for found in run_checks() if (found.id or "").startswith("notification_outbox")]
+    assert error.id == "notification_outbox.E001"
+    assert "did you mean 'LEASE'?" in error.msg
+
+
+def test_sqlite_without_immediate_transactions_is_warned_about() -> None:
+    """Two writers that begin by reading fail at once with "locked"; one option makes them wait."""
+    handler = ConnectionHandler({"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+    (warning,) = check_databases(handler)
+    assert warning.id == "notification_outbox.W001"
+    assert '"transaction_mode": "IMMEDIATE"' in (warning.hint or "")
+    handler.settings["default"]["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
+    assert check_databases(handler) == []
+
+
+def test_the_suites_own_settings_pass_the_checks() -> None:
+    """A correct project is told nothing."""
+    assert [found for found in run_checks() if (found.id or "").startswith("notification_outbox")] == []
+
+
+def test_enqueue_makes_each_publisher_once() -> None:
+    """Validation must not import and build a class per call."""
+    settings = alias(BACKEND="tests.test_conf.Quiet")
+    assert publisher_for(settings) is publisher_for(settings)
