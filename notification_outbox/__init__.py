@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .drafts import Draft
     from .envelope import Message
     from .exceptions import (
         IdempotencyConflict,
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
         PermanentPublishError,
         TransientPublishError,
     )
-    from .outbox import Receipt, enqueue
+    from .outbox import Receipt, enqueue, enqueue_many, validate_destination
     from .publishers import Publisher
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Draft": "drafts",
     "IdempotencyConflict": "exceptions",
     "InvalidMessage": "exceptions",
     "Message": "envelope",
@@ -36,9 +38,12 @@ _HOMES = {
     "Receipt": "outbox",
     "TransientPublishError": "exceptions",
     "enqueue": "outbox",
+    "enqueue_many": "outbox",
+    "validate_destination": "outbox",
 }
 
 __all__ = [
+    "Draft",
     "IdempotencyConflict",
     "InvalidMessage",
     "Message",
@@ -49,6 +54,8 @@ __all__ = [
     "Receipt",
     "TransientPublishError",
     "enqueue",
+    "enqueue_many",
+    "validate_destination",
 ]
 
 

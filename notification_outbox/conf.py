@@ -8,32 +8,44 @@ from __future__ import annotations
 
 import base64
 import binascii
-import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.utils.encoding import force_bytes
-from django.utils.module_loading import import_string
 
 from .envelope import KEY_BYTES, Keyring, LookupKey
 from .exceptions import ConfigurationError
 from .lifecycle import RetryPolicy
+from .payloads import HARD_MAX_BYTES, Validators
+from .reading import (
+    EMPTY,
+    BadValue,
+    Section,
+    choice,
+    dotted,
+    duration,
+    integer,
+    mapping,
+    number,
+    optional,
+    text,
+    texts,
+)
 from .signing import HttpMessageSigner
 
 NAME = "NOTIFICATION_OUTBOX"
 DEFAULT_BACKEND = "notification_outbox.publishers.WebhookPublisher"
-HARD_MAX_BODY_BYTES = 10 * 1024 * 1024
 LOG_ATTEMPTS = ("failures", "all", "none")
-
-T = TypeVar("T")
-EMPTY: Mapping[str, Any] = MappingProxyType({})
+BODIES = ("plain", "bound", "standard")
+# seconds that a worker needs besides the attempt itself to settle inside the lease
+LEASE_MARGIN = 1.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,6 +61,7 @@ class PublisherSettings:
     attempt_timeout: float
     lease: float
     concurrency: int
+    body: str
 
     def __repr__(self) -> str:
         return f"<PublisherSettings {self.alias!r}>"
@@ -56,7 +69,11 @@ class PublisherSettings:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Settings:
-    """The whole of ``NOTIFICATION_OUTBOX``, checked and with its defaults."""
+    """The whole of ``NOTIFICATION_OUTBOX``, checked and with its defaults.
+
+    ``databases`` are those a worker serves, none meaning the router's choice. ``derived`` names what was made
+    from ``SECRET_KEY`` because it was not set.
+    """
 
     publishers: Mapping[str, PublisherSettings]
     keyring: Keyring
@@ -65,6 +82,9 @@ class Settings:
     max_body_bytes: int
     poll_interval: float
     log_attempts: str
+    validators: Validators
+    databases: tuple[str, ...]
+    derived: frozenset[str]
 
     def __repr__(self) -> str:
         return f"<Settings publishers={sorted(self.publishers)}>"
@@ -80,145 +100,29 @@ class Settings:
         )
 
 
-class _Section:
-    """One dict of settings being read: keys are taken one by one, what is left over is unknown."""
-
-    def __init__(self, path: str, raw: object) -> None:
-        if not isinstance(raw, Mapping):
-            raise ConfigurationError(f"{path}: expected a dict")
-        self.path = path
-        self.raw = dict(raw)
-        self.known: list[str] = []
-
-    def take(self, key: str, read: Callable[[object], T], default: T) -> T:
-        self.known.append(key)
-        if key not in self.raw:
-            return default
-        problem = None
-        try:
-            return read(self.raw.pop(key))
-        except _Bad as bad:
-            problem = str(bad)
-        raise ConfigurationError(f"{self.path}['{key}']: expected {problem}")
-
-    def close(self) -> None:
-        for key in self.raw:
-            raise ConfigurationError(
-                f"{self.path}: unknown key {key!r}{suggestion(str(key), self.known)}; "
-                f"known keys are {', '.join(sorted(self.known))}"
-            )
-
-
-class _Bad(Exception):
-    """A value breaks its rule; the text says what was expected."""
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ``" (did you mean 'x'?)"`` when one of ``known`` is close to ``name``."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)\Z")
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def _duration(low: float, high: float) -> Callable[[object], float]:
-    def read(value: object) -> float:
-        seconds: float | None = None
-        if isinstance(value, timedelta):
-            seconds = value.total_seconds()
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            seconds = float(value)
-        elif isinstance(value, str) and (match := _DURATION.match(value)):
-            seconds = float(match[1]) * _UNITS[match[2]]
-        if seconds is None or not low <= seconds <= high:
-            raise _Bad(
-                f"{low:g} to {high:g} seconds as a number, a timedelta or text like '90s', '15m', '3d'"
-            )
-        return seconds
-
-    return read
-
-
-def _integer(low: int, high: int) -> Callable[[object], int]:
-    def read(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise _Bad(f"a whole number from {low} to {high}")
-        return value
-
-    return read
-
-
-def _number(low: float, high: float) -> Callable[[object], float]:
-    def read(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise _Bad(f"a number from {low:g} to {high:g}")
-        return float(value)
-
-    return read
-
-
-def _optional(read: Callable[[object], T]) -> Callable[[object], T | None]:
-    def read_optional(value: object) -> T | None:
-        return None if value is None else read(value)
-
-    return read_optional
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise _Bad("text that is not empty")
-    return value
-
-
-def _choice(*choices: str) -> Callable[[object], str]:
-    def read(value: object) -> str:
-        if value not in choices:
-            raise _Bad(f"one of {', '.join(map(repr, choices))}")
-        return str(value)
-
-    return read
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise _Bad("a dict with text keys")
-    return MappingProxyType(dict(value))
-
-
 def _scope(value: object) -> str | Callable[[], str]:
-    if callable(value):
+    if isinstance(value, str) and value and "." not in value:
         return value
-    if not isinstance(value, str) or not value:
-        raise _Bad("text, a callable or the dotted path of one")
-    if "." not in value:
-        return value
-    found = None
-    try:
-        found = import_string(value)
-    except ImportError:
-        pass
-    if not callable(found):
-        raise _Bad("text without a dot, a callable or the dotted path of a callable")
-    return found  # type: ignore[no-any-return]
+    return dotted("text without a dot, a callable or the dotted path of a callable")(value)
 
 
 def _secret(value: object) -> bytes:
     material = value.encode() if isinstance(value, str) else value
     if not isinstance(material, bytes) or len(material) < 16:
-        raise _Bad("a secret of at least 16 characters or bytes")
+        raise BadValue("a secret of at least 16 characters or bytes")
     return material
 
 
 def _keyring(value: object) -> Keyring:
-    problem = f"a dict of key id to {KEY_BYTES} bytes in base64, the sealing key first"
+    problem = f"a dict of key id to {KEY_BYTES} bytes in base64, the sealing key first, or what returns one"
+    if callable(value) or isinstance(value, str):
+        value = dotted(problem)(value)()
     if not isinstance(value, Mapping) or not value:
-        raise _Bad(problem)
+        raise BadValue(problem)
     keys: dict[str, bytes] = {}
     for key_id, encoded in value.items():
         if not isinstance(key_id, str) or not 1 <= len(key_id) <= 64 or not key_id.isprintable():
-            raise _Bad("key ids of 1 to 64 printable characters")
+            raise BadValue("key ids of 1 to 64 printable characters")
         key: bytes = b""
         if isinstance(encoded, bytes) and len(encoded) == KEY_BYTES:
             key = encoded
@@ -226,23 +130,30 @@ def _keyring(value: object) -> Keyring:
             try:
                 key = base64.b64decode(encoded, validate=True)
             except (binascii.Error, ValueError):
-                raise _Bad(problem) from None
+                raise BadValue(problem) from None
         if len(key) != KEY_BYTES:
-            raise _Bad(problem)
+            raise BadValue(problem)
         keys[key_id] = key
     return Keyring(keys)
 
 
-def _retry(section: _Section) -> RetryPolicy:
+def _validators(value: object) -> Validators:
+    what = "a dict of notification type patterns to callables or their dotted paths"
+    if not isinstance(value, Mapping) or not all(isinstance(pattern, str) for pattern in value):
+        raise BadValue(what)
+    return Validators((pattern, dotted(what)(check)) for pattern, check in value.items())
+
+
+def _retry(section: Section) -> RetryPolicy:
     defaults = RetryPolicy()
-    max_attempts = section.take("MAX_ATTEMPTS", _optional(_integer(1, 10_000)), None)
-    max_rejections = section.take("MAX_REJECTIONS", _optional(_integer(1, 10_000)), defaults.max_rejections)
-    backoff = _Section(f"{section.path}['BACKOFF']", section.take("BACKOFF", _mapping, EMPTY))
+    max_attempts = section.take("MAX_ATTEMPTS", optional(integer(1, 10_000)), None)
+    max_rejections = section.take("MAX_REJECTIONS", optional(integer(1, 10_000)), defaults.max_rejections)
+    backoff = Section(f"{section.path}['BACKOFF']", section.take("BACKOFF", mapping, EMPTY))
     policy = RetryPolicy(
-        base=backoff.take("base", _duration(0.001, 86400), defaults.base),
-        factor=backoff.take("factor", _number(1, 10), defaults.factor),
-        cap=backoff.take("cap", _duration(0.001, 7 * 86400), defaults.cap),
-        jitter=backoff.take("jitter", _number(0, 1), defaults.jitter),
+        base=backoff.take("base", duration(0.001, 86400), defaults.base),
+        factor=backoff.take("factor", number(1, 10), defaults.factor),
+        cap=backoff.take("cap", duration(0.001, 7 * 86400), defaults.cap),
+        jitter=backoff.take("jitter", number(0, 1), defaults.jitter),
         max_attempts=max_attempts,
         max_rejections=max_rejections,
     )
@@ -250,20 +161,26 @@ def _retry(section: _Section) -> RetryPolicy:
     return policy
 
 
+def _concurrency(section: Section) -> int:
+    limits = Section(f"{section.path}['CONCURRENCY']", section.take("CONCURRENCY", mapping, EMPTY))
+    worker = limits.take("worker", integer(1, 10_000), 64)
+    limits.close()
+    return worker
+
+
 def _publisher(path: str, alias: str, raw: object) -> PublisherSettings:
-    section = _Section(path, raw)
+    section = Section(path, raw)
     publisher = PublisherSettings(
         alias=alias,
-        backend=section.take("BACKEND", _text, DEFAULT_BACKEND),
-        options=section.take("OPTIONS", _mapping, EMPTY),
-        to=section.take("TO", _optional(_text), None),
-        give_up_after=timedelta(
-            seconds=section.take("GIVE_UP_AFTER", _duration(60, 30 * 86400), 3 * 86400.0)
-        ),
+        backend=section.take("BACKEND", text, DEFAULT_BACKEND),
+        options=section.take("OPTIONS", mapping, EMPTY),
+        to=section.take("TO", optional(text), None),
+        give_up_after=timedelta(seconds=section.take("GIVE_UP_AFTER", duration(60, 30 * 86400), 3 * 86400.0)),
         retry=_retry(section),
-        attempt_timeout=section.take("ATTEMPT_TIMEOUT", _duration(0.1, 3600), 20.0),
-        lease=section.take("LEASE", _duration(1, 86400), 60.0),
-        concurrency=section.take("CONCURRENCY", _integer(1, 10_000), 64),
+        attempt_timeout=section.take("ATTEMPT_TIMEOUT", duration(0.1, 3600), 20.0),
+        lease=section.take("LEASE", duration(1, 86400), 60.0),
+        concurrency=_concurrency(section),
+        body=section.take("BODY", choice(*BODIES), "plain"),
     )
     section.close()
     if publisher.lease < publisher.attempt_timeout + LEASE_MARGIN:
@@ -274,12 +191,8 @@ def _publisher(path: str, alias: str, raw: object) -> PublisherSettings:
     return publisher
 
 
-# what a worker needs besides the attempt itself to settle inside the lease
-LEASE_MARGIN = 1.0
-
-
-def _publishers(section: _Section, secret: bytes) -> Mapping[str, PublisherSettings]:
-    raw = section.take("PUBLISHERS", _mapping, EMPTY)
+def _publishers(section: Section, secret: bytes) -> Mapping[str, PublisherSettings]:
+    raw = section.take("PUBLISHERS", mapping, EMPTY)
     found = {}
     if not raw:
         # zero settings run: receivers can verify, and a deploy check asks for a key of its own
@@ -297,16 +210,21 @@ def read(raw: object, *, secrets: Sequence[bytes]) -> Settings:
 
     ``secrets`` are ``SECRET_KEY`` and its fallbacks, from which missing keys are derived.
     """
-    section = _Section(NAME, raw)
+    section = Section(NAME, raw)
     default_scope: str | Callable[[], str] = "default"
+    keys = ("ENCRYPTION_KEYS", "LOOKUP_KEY", "PUBLISHERS")
+    derived = frozenset(key for key in keys if not section.raw.get(key))
     found = Settings(
         publishers=_publishers(section, secrets[0]),
-        keyring=section.take("ENCRYPTION_KEYS", _optional(_keyring), None) or Keyring.from_secrets(secrets),
+        keyring=section.take("ENCRYPTION_KEYS", optional(_keyring), None) or Keyring.from_secrets(secrets),
         lookup=LookupKey(section.take("LOOKUP_KEY", _secret, secrets[0])),
         caller_scope_id=section.take("CALLER_SCOPE_ID", _scope, default_scope),
-        max_body_bytes=section.take("MAX_BODY_BYTES", _integer(1, HARD_MAX_BODY_BYTES), 1024 * 1024),
-        poll_interval=section.take("POLL_INTERVAL", _duration(0.01, 3600), 1.0),
-        log_attempts=section.take("LOG_ATTEMPTS", _choice(*LOG_ATTEMPTS), "failures"),
+        max_body_bytes=section.take("MAX_BODY_BYTES", integer(1, HARD_MAX_BYTES), 1024 * 1024),
+        poll_interval=section.take("POLL_INTERVAL", duration(0.01, 3600), 1.0),
+        log_attempts=section.take("LOG_ATTEMPTS", choice(*LOG_ATTEMPTS), "failures"),
+        validators=section.take("VALIDATORS", _validators, Validators()),
+        databases=section.take("DATABASES", texts, ()),
+        derived=derived,
     )
     section.close()
     return found

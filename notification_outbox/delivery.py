@@ -6,9 +6,12 @@ Whatever a publisher raises ends here, as a code: its text, which may hold a URL
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
-from .envelope import Claim, Keyring, Message, open_sealed
+from .drafts import Draft, header_fields
+from .envelope import Claim, Content, Keyring, Message, open_sealed
 from .exceptions import (
+    InvalidMessage,
     PermanentPublishError,
     PublishFailed,
     Tampered,
@@ -25,18 +28,29 @@ from .lifecycle import (
     Verdict,
     decide,
 )
+from .payloads import Validators, serialise
 from .publishers import Publisher
 
 # seconds; between them a row that waits for a key is looked at again after an eighth of its age
 KEY_PAUSE = (5.0, 900.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a message is held to once more before it is published: the project may have become stricter."""
+
+    validators: Validators
+    max_body_bytes: int
+
+
 async def deliver(
-    claim: Claim, publisher: Publisher, *, keyring: Keyring, policy: RetryPolicy, timeout: float
+    claim: Claim, publisher: Publisher, *, keyring: Keyring, rules: Rules, policy: RetryPolicy, timeout: float
 ) -> Outcome:
     """Deliver one claimed message and say what came of it. ``timeout`` in seconds bounds the whole attempt."""
     try:
-        message = open_message(claim, keyring)
+        content = open_claim(claim, keyring)
+        message = as_message(claim, content)
+        check(message, publisher, rules, checked=content.checked)
         async with asyncio.timeout(timeout):
             answer = await publisher.publish(message)
     except Exception as error:
@@ -44,13 +58,17 @@ async def deliver(
     return Outcome(Verdict.DELIVERED, answer=answer or Answer())
 
 
-def open_message(claim: Claim, keyring: Keyring) -> Message:
-    """Return the claimed row as publishers see it. Raises ``Tampered`` or ``UnknownKey``."""
-    binding = claim.binding
+def open_claim(claim: Claim, keyring: Keyring) -> Content:
+    """Return what the claimed row sealed. Raises ``Tampered`` or ``UnknownKey``."""
     if claim.sealed is None:
         # an expunged body is never waiting to be sent: somebody put the row back by hand
         raise Tampered
-    content = open_sealed(claim.sealed, binding, keyring)
+    return open_sealed(claim.sealed, claim.binding, keyring)
+
+
+def as_message(claim: Claim, content: Content) -> Message:
+    """Return the claimed row as publishers see it."""
+    binding = claim.binding
     return Message(
         id=binding.message_id,
         notification_type=binding.notification_type,
@@ -70,6 +88,22 @@ def open_message(claim: Claim, keyring: Keyring) -> Message:
     )
 
 
+def check(message: Message, publisher: Publisher, rules: Rules, *, checked: bool) -> None:
+    """Raise ``InvalidMessage`` for what must not be published.
+
+    A message that was stored although it broke a rule (``checked`` is False) is held to all of them: a requeue
+    may have followed a mended setting, or nothing at all.
+    """
+    if not checked:
+        header_fields(dict(message.headers))
+        serialise(message.body, message.content_type, rules.max_body_bytes)
+        to = message.destination
+        publisher.validate(
+            Draft(message.notification_type, b"", to=to, signing_scope_id=message.signing_scope_id)
+        )
+    rules.validators.check(message.notification_type, message.body, message.content_type)
+
+
 def classify(error: Exception, claim: Claim, policy: RetryPolicy) -> Outcome:
     """Return what becomes of a message when opening or publishing it raised ``error``."""
     if isinstance(error, UnknownKey):
@@ -79,6 +113,9 @@ def classify(error: Exception, claim: Claim, policy: RetryPolicy) -> Outcome:
         return Outcome(Verdict.RELEASED, delay=pause, error=f"{UNKNOWN_KEY}{error.key_id}")
     if isinstance(error, Tampered):
         return _quarantined(QuarantineReason.TAMPERED)
+    if isinstance(error, InvalidMessage):
+        code = f"{error.field}:{error.rule}"
+        return Outcome(Verdict.QUARANTINED, reason=QuarantineReason.INVALID_REQUEST, error=code)
     if isinstance(error, TransientPublishError):
         pause = policy.pause(1) if error.retry_after is None else error.retry_after
         return Outcome(Verdict.RELEASED, delay=pause, error=error.code)

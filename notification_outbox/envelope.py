@@ -7,11 +7,12 @@ different times: ``Binding`` (the clear columns, authenticated), ``Content`` (wh
     sealed    = version byte ‖ 16 bytes salt ‖ AES-256-GCM ciphertext and tag
     row key   = HKDF-SHA256(master key, salt, label), 32 bytes of key and 12 of nonce: no limit on rows per key
     data      = canonical JSON of version and ``Binding``, authenticated and not encrypted
-    plaintext = 4 bytes length ‖ JSON [content type, headers, destination] ‖ body
+    plaintext = 4 bytes length ‖ JSON [content type, headers, destination, checked] ‖ body
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import hashlib
 import hmac
@@ -53,12 +54,16 @@ def canonical(values: Iterable[object]) -> bytes:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Content:
-    """What is sealed: ``body`` bytes as sent, ``content_type``, caller's ``headers``, the full ``destination``."""
+    """What is sealed: ``body`` bytes as sent, ``content_type``, caller's ``headers``, the full ``destination``.
+
+    ``checked`` is False for what was stored although it breaks a rule, so that a requeue checks it again.
+    """
 
     body: bytes
     content_type: str
     headers: Headers
     destination: str
+    checked: bool = True
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -82,6 +87,11 @@ class Binding:
         """The message's constant name on the wire."""
         return f"msg_{self.dedup_id.hex}"
 
+    @classmethod
+    def of(cls, row: object) -> Binding:
+        """Return the binding of anything that has its columns as attributes."""
+        return cls(*(getattr(row, name) for name in BOUND))
+
     def associated_data(self) -> bytes:
         return canonical(
             (
@@ -99,6 +109,9 @@ class Binding:
                 self.encryption_key_id,
             )
         )
+
+
+BOUND = tuple(field.name for field in dataclasses.fields(Binding))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -244,7 +257,8 @@ def _row_cipher(master: bytes, salt: bytes) -> tuple[AESGCM, bytes]:
 
 def seal(content: Content, binding: Binding, keyring: Keyring) -> bytes:
     """Return ``content`` encrypted under the key the binding names, inseparable from the binding."""
-    head = json.dumps([content.content_type, content.headers, content.destination]).encode()
+    fields = (content.content_type, content.headers, content.destination, content.checked)
+    head = json.dumps(fields, separators=(",", ":")).encode()
     salt = os.urandom(SALT_BYTES)
     cipher, nonce = _row_cipher(keyring.master(binding.encryption_key_id), salt)
     plaintext = HEAD.pack(len(head)) + head + content.body
@@ -274,10 +288,11 @@ def open_sealed(sealed: bytes, binding: Binding, keyring: Keyring) -> Content:
     if plaintext is None:
         raise Tampered
     end = HEAD.size + HEAD.unpack_from(plaintext)[0]
-    content_type, headers, destination = json.loads(plaintext[HEAD.size : end])
+    content_type, headers, destination, checked = json.loads(plaintext[HEAD.size : end])
     return Content(
         body=plaintext[end:],
         content_type=content_type,
         headers=tuple((name, value) for name, value in headers),
         destination=destination,
+        checked=checked,
     )

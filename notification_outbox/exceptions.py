@@ -40,13 +40,15 @@ class InvalidMessage(OutboxError):
     """An argument breaks a rule.
 
     ``field`` is the argument's name, ``rule`` a stable code, ``hint`` a sentence saying what is accepted.
+    ``data`` tells a rule that a customer's data can break (a URL, a body) from one that only code can.
     """
 
-    def __init__(self, field: str, rule: str, hint: str) -> None:
+    def __init__(self, field: str, rule: str, hint: str, *, data: bool = False) -> None:
         super().__init__(f"{field}: {hint} [{rule}]")
         self.field = field
         self.rule = rule
         self.hint = hint
+        self.data = data
 
 
 class IdempotencyConflict(OutboxError):

@@ -24,7 +24,6 @@ from django.db.models import (
     DurationField,
     Expression,
     F,
-    Min,
     QuerySet,
     Value,
     When,
@@ -142,19 +141,7 @@ def _claim(row: Any, token: uuid.UUID, sealed: Any) -> Claim:
     return Claim(
         id=row.id,
         token=token,
-        binding=Binding(
-            publisher=row.publisher,
-            notification_type=row.notification_type,
-            destination=row.destination,
-            destination_key=row.destination_key,
-            caller_scope_id=row.caller_scope_id,
-            account_id=row.account_id,
-            signing_scope_id=row.signing_scope_id,
-            idempotency_key=row.idempotency_key,
-            ordering_key=row.ordering_key,
-            dedup_id=row.dedup_id,
-            encryption_key_id=row.encryption_key_id,
-        ),
+        binding=Binding.of(row),
         sealed=None if sealed is None else bytes(sealed),
         attempt=row.attempts + 1,
         number=row.past_attempts + row.attempts + 1,
@@ -376,17 +363,29 @@ def next_due(publishers: Iterable[str], *, using: str) -> float | None:
     return min(waits, default=None)
 
 
-def lanes(*, using: str) -> list[str]:
-    """Return the lanes that have a message waiting, whether or not anybody serves them.
+class Resealed(NamedTuple):
+    """One row under a new key, and what it must still hold for the new bytes to be right."""
 
-    One index probe a lane: a DISTINCT would walk the whole backlog.
-    """
-    found: list[str] = []
-    waiting = _rows(using).filter(state__in=[state.value for state in (State.PENDING, State.IN_FLIGHT)])
-    last = ""
-    while True:
-        following = waiting.filter(publisher__gt=last).aggregate(first=Min("publisher"))["first"]
-        if following is None:
-            return found
-        found.append(following)
-        last = following
+    id: int
+    old_key_id: str
+    old_sealed: bytes
+    key_id: str
+    sealed: bytes
+
+
+def reseal(rows: Sequence[Resealed], *, using: str) -> int:
+    """Write rows under their new key unless somebody else did; return how many were written."""
+    written = 0
+    with short_transaction(using):
+        held = {
+            row_id: (key_id, None if sealed is None else bytes(sealed))
+            for row_id, key_id, sealed in _locked((row.id for row in rows), using).values_list(
+                "id", "encryption_key_id", "sealed"
+            )
+        }
+        for row in rows:
+            if held.get(row.id) == (row.old_key_id, row.old_sealed):
+                written += (
+                    _rows(using).filter(id=row.id).update(encryption_key_id=row.key_id, sealed=row.sealed)
+                )
+    return written

@@ -84,7 +84,9 @@ class OutboxMessage(models.Model):
                 name="outbox_dead",
                 condition=Q(state__in=_DEAD),
             ),
-            models.Index(fields=["encryption_key_id"], name="outbox_key", condition=Q(sealed__isnull=False)),
+            models.Index(
+                fields=["encryption_key_id", "id"], name="outbox_key", condition=Q(sealed__isnull=False)
+            ),
             models.Index(fields=["retry_until"], name="outbox_purge"),
         ]
         constraints = [

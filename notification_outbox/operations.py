@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from django.db import router
 
-from . import leases
+from . import leases, stats
+from .envelope import Binding, Keyring, open_sealed, seal
+from .exceptions import Tampered
+from .leases import Resealed
 from .models import OutboxMessage
 
 CHUNK = 500
+RESEAL_CHUNK = 100
 
 
 def requeue(ids: Iterable[int], *, using: str | None = None) -> int:
@@ -24,3 +30,64 @@ def requeue(ids: Iterable[int], *, using: str | None = None) -> int:
     return sum(
         leases.requeue(ordered[start : start + CHUNK], using=alias) for start in range(0, len(ordered), CHUNK)
     )
+
+
+@dataclass
+class Rotation:
+    """What ``rotate_keys`` did. ``unknown`` counts by key id the rows no configured key opens."""
+
+    resealed: int = 0
+    tampered: int = 0
+    unknown: Counter[str] = field(default_factory=Counter)
+    left: list[str] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether no row is left under another key than the current one."""
+        return not self.left
+
+
+def rotate_keys(
+    keyring: Keyring,
+    *,
+    using: str | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int], None] = lambda resealed: None,
+) -> Rotation:
+    """Seal every row that still holds a body under the keyring's first key, live and dead rows alike.
+
+    May run beside workers and web processes, be interrupted and be run again: rows are written by
+    compare-and-swap, ``RESEAL_CHUNK`` to a transaction. ``progress`` is told how many were resealed so far.
+    With ``dry_run`` rows are opened and counted and nothing is written.
+    """
+    alias = using or router.db_for_write(OutboxMessage)
+    rotation = Rotation()
+    for key_id in stats.key_ids(using=alias):
+        if key_id == keyring.current_id:
+            continue
+        rows = OutboxMessage.objects.using(alias).filter(encryption_key_id=key_id, sealed__isnull=False)
+        if key_id not in keyring:
+            rotation.unknown[key_id] = rows.count()
+            continue
+        last = 0
+        while chunk := list(rows.filter(id__gt=last).order_by("id")[:RESEAL_CHUNK]):
+            last = chunk[-1].id
+            fresh = [resealed for row in chunk if (resealed := _resealed(row, keyring)) is not None]
+            rotation.tampered += len(chunk) - len(fresh)
+            rotation.resealed += len(fresh) if dry_run else leases.reseal(fresh, using=alias)
+            progress(rotation.resealed)
+    # web processes with the old settings may have sealed more meanwhile: the table is right
+    rotation.left = [key_id for key_id in stats.key_ids(using=alias) if key_id != keyring.current_id]
+    return rotation
+
+
+def _resealed(row: OutboxMessage, keyring: Keyring) -> Resealed | None:
+    """Return a row under the current key, or None when it was tampered with."""
+    before = Binding.of(row)
+    sealed = bytes(row.sealed or b"")
+    try:
+        content = open_sealed(sealed, before, keyring)
+    except Tampered:
+        return None
+    after = replace(before, encryption_key_id=keyring.current_id)
+    return Resealed(row.id, row.encryption_key_id, sealed, keyring.current_id, seal(content, after, keyring))

@@ -1,31 +1,46 @@
 """``enqueue()``: a message that exists if and only if the caller's transaction commits.
 
-Validates, seals and inserts one row in the caller's open transaction; it never commits, never waits for the
-network and calls no publisher beyond its static rules. When it disagrees with a row that is already there
+Validates, seals and hands over to ``inserts``, in the caller's open transaction; it never commits, never waits for
+the network and calls no publisher beyond its static rules. When it disagrees with a row that is already there
 under the same key, the row is right.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import timedelta
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, TypeVar
 
-from django.db import IntegrityError, connections, router, transaction
+from django.core.exceptions import ValidationError
+from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import DurationField, Expression, Field, Value
-from django.db.models.functions import Now
 
-from . import conf
-from .envelope import Binding, Content, Headers, seal
-from .exceptions import IdempotencyConflict, InvalidMessage, NotInTransaction, OutboxError
+from . import conf, inserts
+from .drafts import (
+    GIVE_UP_AFTER,
+    Draft,
+    Identifier,
+    due,
+    duration,
+    header_fields,
+    header_pairs,
+    identifier,
+    media_type,
+)
+from .envelope import Binding, Content, seal
+from .exceptions import ConfigurationError, InvalidMessage, NotInTransaction
+from .inserts import NewRow, Stored
 from .lifecycle import State
 from .models import OutboxMessage
-from .payloads import Draft, Identifier, header_fields, identifier, media_type, serialise
+from .payloads import HARD_MAX_BYTES, bind, check_size, is_json, serialise, wrap
 from .publishers import publisher_for
+
+OnInvalid = Literal["raise", "quarantine"]
+REFUSED_DESTINATION = "(refused)"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +68,13 @@ def enqueue(
     caller_scope_id: Identifier | None = None,
     account_id: Identifier | None = None,
     signing_scope_id: Identifier | None = None,
+    ordering_key: Identifier = "",
     headers: Mapping[str, str] | None = None,
     content_type: str | None = None,
+    delay: timedelta | float | None = None,
+    available_at: datetime | None = None,
+    give_up_after: timedelta | float | None = None,
+    on_invalid: OnInvalid = "raise",
     using: str | None = None,
 ) -> Receipt:
     """Store one message in the open transaction of the database ``using`` (default: the router's choice).
@@ -64,6 +84,11 @@ def enqueue(
     destination, ``account_id`` and ``caller_scope_id`` names the same message: repeated with the same content
     it returns the first one's receipt, with other content it raises ``IdempotencyConflict``. Without a key every
     call is a message of its own.
+
+    It is due after ``delay`` (timedelta or seconds) or at ``available_at`` (aware datetime), and given up
+    ``give_up_after`` that, by the database's clock. ``on_invalid="quarantine"`` stores a message whose data
+    breaks a rule (URL, header values, body) as quarantined, with its receipt, instead of raising: one bad
+    customer URL never rolls back a payment.
 
     Raises ``NotInTransaction`` outside ``atomic()`` and ``InvalidMessage`` naming field and rule; neither has
     touched the database.
@@ -77,55 +102,108 @@ def enqueue(
         caller_scope_id=caller_scope_id,
         account_id=account_id,
         signing_scope_id=signing_scope_id,
+        ordering_key=ordering_key,
         headers=headers,
         content_type=content_type,
+        delay=delay,
+        available_at=available_at,
+        give_up_after=give_up_after,
     )
-    alias = using or router.db_for_write(OutboxMessage)
-    _require_atomic(alias)
-    return _store(_prepare(draft, conf.get()), alias)
+    alias = _database(using)
+    row = _prepare(draft, conf.get(), on_invalid)
+    (stored,) = inserts.store([row], using=alias)
+    return _receipt(row, stored)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class _Prepared:
-    """A draft that passed every rule: sealed, and with the names it will be found by."""
+def enqueue_many(
+    drafts: Iterable[Draft],
+    *,
+    spread: timedelta | float | None = None,
+    on_invalid: OnInvalid = "raise",
+    using: str | None = None,
+) -> list[Receipt]:
+    """Store many messages, a few hundred to a statement; return their receipts in the order given.
 
-    binding: Binding
-    sealed: bytes
-    content_mac: bytes
-    give_up_after: timedelta
+    All or nothing. ``spread`` places their due times evenly over so long (timedelta or seconds), so that a
+    campaign does not arrive at once. A draft repeated among the given is ``created=False``. Raises as
+    ``enqueue()`` does.
+    """
+    alias = _database(using)
+    settings = conf.get()
+    rows = [_prepare(draft, settings, on_invalid) for draft in drafts]
+    if spread is not None:
+        length = duration("spread", spread, timedelta(0), timedelta(days=30))
+        rows = [replace(row, due=row.due + length * place / len(rows)) for place, row in enumerate(rows)]
+    with transaction.atomic(using=alias):
+        stored = inserts.store(rows, using=alias)
+    return [_receipt(row, one) for row, one in zip(rows, stored, strict=True)]
 
 
-def _prepare(draft: Draft, settings: conf.Settings) -> _Prepared:
+def validate_destination(url: object, publisher: str = "default") -> None:
+    """Check a destination as ``enqueue()`` would: a validator for model and form fields.
+
+    Raises ``django.core.exceptions.ValidationError`` with the rule as its code, never with the value.
+    """
+    settings = conf.get()
+    problem = None
+    try:
+        publisher_for(settings.publisher(publisher)).validate(Draft("validate", b"", to=url))  # type: ignore[arg-type]
+    except InvalidMessage as error:
+        problem = error
+    if problem is not None:
+        raise ValidationError(problem.hint, code=problem.rule)
+
+
+def _receipt(row: NewRow, stored: Stored) -> Receipt:
+    binding = row.binding
+    return Receipt(stored.id, binding.message_id, binding.idempotency_key, stored.state, stored.created)
+
+
+class _Faults:
+    """Runs the steps that data can break: raises what they find, or keeps the first of it."""
+
+    def __init__(self, on_invalid: OnInvalid) -> None:
+        if on_invalid not in ("raise", "quarantine"):
+            raise InvalidMessage("on_invalid", "choice", "expected 'raise' or 'quarantine'")
+        self._keep = on_invalid == "quarantine"
+        self.first: InvalidMessage | None = None
+
+    def step(self, run: Callable[[], T], otherwise: T) -> T:
+        try:
+            return run()
+        except InvalidMessage as error:
+            if not (self._keep and error.data):
+                raise
+            self.first = self.first or error
+        return otherwise
+
+
+def _prepare(draft: Draft, settings: conf.Settings, on_invalid: OnInvalid) -> NewRow:
+    """Hold a draft to every rule; return it sealed and under the names it will be found by."""
+    faults = _Faults(on_invalid)
     lane = settings.publisher(draft.publisher)
-    publisher = publisher_for(lane)
-    content_type = media_type(draft.content_type)
-    headers: Headers = header_fields(draft.headers)
-    body = serialise(draft.payload, content_type, settings.max_body_bytes)
-    draft = publisher.validate(draft.replace(to=lane.to if draft.to is None else draft.to))
-    destination = draft.to
-    if destination is None:
-        raise InvalidMessage("to", "missing", "expected a destination")
+    notification_type = identifier("notification_type", draft.notification_type)
+    account_id = _optional_identifier("account_id", draft.account_id)
     caller = settings.caller_scope_id if draft.caller_scope_id is None else draft.caller_scope_id
     caller_scope_id = identifier("caller_scope_id", caller() if callable(caller) else caller)
-    account_id = _optional_identifier("account_id", draft.account_id)
-    notification_type = identifier("notification_type", draft.notification_type)
-    idempotency_key = (
-        uuid.uuid4().hex
-        if draft.idempotency_key is None
-        else identifier("idempotency_key", draft.idempotency_key)
-    )
-    lookup = settings.lookup
+    key = uuid.uuid4().hex if draft.idempotency_key is None else draft.idempotency_key
+    idempotency_key = identifier("idempotency_key", key)
+    content_type = media_type(draft.content_type)
+    headers = faults.step(lambda: header_fields(draft.headers), header_pairs(draft.headers))
+    names = {"idempotency_key": idempotency_key, "notification_type": notification_type}
+    payload, body = _body(draft, lane, settings, faults, content_type, names, account_id)
+    destination, display = _destination(draft, lane, faults)
     binding = Binding(
         publisher=lane.alias,
         notification_type=notification_type,
-        destination=publisher.display(destination),
-        destination_key=lookup.destination_key(lane.alias, destination),
+        destination=display,
+        destination_key=settings.lookup.destination_key(lane.alias, destination),
         caller_scope_id=caller_scope_id,
         account_id=account_id,
         signing_scope_id=_optional_identifier("signing_scope_id", draft.signing_scope_id),
         idempotency_key=idempotency_key,
-        ordering_key="",
-        dedup_id=lookup.dedup_id(
+        ordering_key="" if draft.ordering_key == "" else identifier("ordering_key", draft.ordering_key),
+        dedup_id=settings.lookup.dedup_id(
             caller_scope_id=caller_scope_id,
             account_id=account_id,
             publisher=lane.alias,
@@ -135,22 +213,80 @@ def _prepare(draft: Draft, settings: conf.Settings) -> _Prepared:
         ),
         encryption_key_id=settings.keyring.current_id,
     )
-    content = Content(body=body, content_type=content_type, headers=headers, destination=destination)
-    return _Prepared(
+    fault = faults.first
+    content = Content(body, content_type, headers, destination, checked=fault is None)
+    give_up_after = lane.give_up_after
+    if draft.give_up_after is not None:
+        give_up_after = duration("give_up_after", draft.give_up_after, *GIVE_UP_AFTER)
+    return NewRow(
         binding=binding,
         sealed=seal(content, binding, settings.keyring),
-        content_mac=lookup.content_mac(body, content_type, headers),
-        give_up_after=lane.give_up_after,
+        content_mac=settings.lookup.content_mac(payload, content_type, headers),
+        due=due(draft),
+        give_up_after=give_up_after,
+        refused=f"{fault.field}:{fault.rule}" if fault else "",
     )
+
+
+def _body(
+    draft: Draft,
+    lane: conf.PublisherSettings,
+    settings: conf.Settings,
+    faults: _Faults,
+    content_type: str,
+    names: Mapping[str, str],
+    account_id: str | None,
+) -> tuple[bytes, bytes]:
+    """Return the caller's payload as bytes and the body that is sent, which ``BODY`` may have wrapped."""
+    given = draft.payload
+    if isinstance(given, bytes | bytearray | memoryview):
+        raw = bytes(given)
+        payload = faults.step(lambda: serialise(raw, content_type, HARD_MAX_BYTES), raw)
+    else:
+        # a value that is no JSON has no bytes to keep: a mistake of the code, not of its data
+        payload = serialise(given, content_type, HARD_MAX_BYTES)
+    body = payload
+    if lane.body != "plain" and not is_json(content_type):
+        raise InvalidMessage("content_type", "body-json", f"this publisher's BODY={lane.body!r} needs JSON")
+    if lane.body == "standard" and faults.first is None:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        body = wrap(payload, names["notification_type"], now)
+    elif lane.body == "bound":
+        filled = faults.step(lambda: bind(given, payload, names, account_id), None)
+        if filled is not None:
+            body = serialise(filled, content_type, HARD_MAX_BYTES)
+    faults.step(lambda: check_size(body, settings.max_body_bytes), None)
+    if faults.first is None:
+        check = settings.validators.check
+        faults.step(lambda: check(names["notification_type"], body, content_type), None)
+    return payload, body
+
+
+def _destination(draft: Draft, lane: conf.PublisherSettings, faults: _Faults) -> tuple[str, str]:
+    """Return the destination in its normal form and what people may see of it."""
+    publisher = publisher_for(lane)
+    named = draft.replace(to=lane.to) if draft.to is None else draft
+    destination = faults.step(lambda: publisher.validate(named).to, None)
+    if destination is not None:
+        return destination, publisher.display(destination)
+    if faults.first is None or named.to is None:
+        raise InvalidMessage("to", "missing", "expected a destination")
+    return named.to, REFUSED_DESTINATION
 
 
 def _optional_identifier(field: str, value: Identifier | None) -> str | None:
     return None if value is None else identifier(field, value)
 
 
-def _require_atomic(alias: str) -> None:
+def _database(using: str | None) -> str:
+    """Return the database to write to, which must be in a transaction of the caller's own."""
+    alias = using or router.db_for_write(OutboxMessage)
+    if alias not in connections:
+        raise ConfigurationError(
+            f"using: there is no such database; DATABASES has {', '.join(sorted(connections))}"
+        )
     if _in_real_atomic(connections[alias]):
-        return
+        return alias
     others = [c.alias for c in connections.all(initialized_only=True) if _in_real_atomic(c)]
     hint = f", or pass using={others[0]!r}, which is in a transaction" if others else ""
     raise NotInTransaction(
@@ -165,143 +301,3 @@ def _in_real_atomic(connection: BaseDatabaseWrapper) -> bool:
     if blocks is None:
         return connection.in_atomic_block
     return any(not getattr(block, "_from_testcase", False) for block in blocks)
-
-
-def _store(prepared: _Prepared, alias: str) -> Receipt:
-    one_statement = connections[alias].features.supports_update_conflicts_with_target
-    insert = _insert_unless_taken if one_statement else _insert_in_savepoint
-    for _try in range(3):
-        row_id = insert(prepared, alias)
-        if row_id is not None:
-            return _receipt(prepared, row_id, State.PENDING, created=True)
-        row = _find(prepared, alias, current=not one_statement)
-        if row is not None:
-            return _receipt(prepared, row.id, State(row.state), created=False)
-        # purged between the conflict and the look: the key is free again
-    raise OutboxError("the same key was taken and purged again and again; repeat the transaction")
-
-
-def _receipt(prepared: _Prepared, row_id: int, state: State, *, created: bool) -> Receipt:
-    binding = prepared.binding
-    return Receipt(row_id, binding.message_id, binding.idempotency_key, state, created)
-
-
-def _find(prepared: _Prepared, alias: str, *, current: bool = False) -> OutboxMessage | None:
-    """Return the row that holds the key. Raises ``IdempotencyConflict`` when it is another message.
-
-    ``current``: read what is committed now, whatever the transaction's snapshot says.
-    """
-    rows = OutboxMessage.objects.using(alias).filter(dedup_id=prepared.binding.dedup_id)
-    rows = rows.only("id", "state", "content_mac", "signing_scope_id", "ordering_key")
-    row = rows.first()
-    if row is None and current:
-        row = rows.select_for_update().first()
-    if row is None:
-        return None
-    mine, theirs = prepared.content_mac, bytes(row.content_mac)
-    for part, same in (
-        ("payload", mine[:16] == theirs[:16]),
-        ("content type or headers", mine[16:] == theirs[16:]),
-        ("signing scope", prepared.binding.signing_scope_id == row.signing_scope_id),
-        ("ordering key", prepared.binding.ordering_key == row.ordering_key),
-    ):
-        if not same:
-            raise IdempotencyConflict(part)
-    return row
-
-
-def _columns(prepared: _Prepared) -> dict[str, Any]:
-    """Return what the new row holds beyond the model's defaults and the times."""
-    binding = prepared.binding
-    return {
-        "publisher": binding.publisher,
-        "notification_type": binding.notification_type,
-        "caller_scope_id": binding.caller_scope_id,
-        "account_id": binding.account_id,
-        "signing_scope_id": binding.signing_scope_id,
-        "destination": binding.destination,
-        "destination_key": binding.destination_key,
-        "idempotency_key": binding.idempotency_key,
-        "ordering_key": binding.ordering_key,
-        "dedup_id": binding.dedup_id,
-        "content_mac": prepared.content_mac,
-        "encryption_key_id": binding.encryption_key_id,
-        "sealed": prepared.sealed,
-        "give_up_after": prepared.give_up_after,
-    }
-
-
-def _times(give_up_after: timedelta) -> dict[str, Expression]:
-    now = Now()
-    until = now + Value(give_up_after, output_field=DurationField())
-    return {
-        "due_at": now,
-        "available_at": now,
-        "retry_until": until,
-        "created_at": now,
-        "updated_at": now,
-    }
-
-
-def _insert_in_savepoint(prepared: _Prepared, alias: str) -> int | None:
-    """Insert where a conflict is an error (MySQL family). INSERT IGNORE would store truncated keys there."""
-    if _find(prepared, alias) is not None:
-        return None
-    row = OutboxMessage(**_columns(prepared), **_times(prepared.give_up_after))
-    try:
-        with transaction.atomic(using=alias):
-            row.save(using=alias, force_insert=True)
-    except IntegrityError:
-        return None
-    return row.id
-
-
-def _insert_unless_taken(prepared: _Prepared, alias: str) -> int | None:
-    """Insert in one statement (PostgreSQL, SQLite); the ORM's way costs five times the CPU."""
-    connection = connections[alias]
-    plan = _plan(alias, connection.vendor)
-    columns = _columns(prepared)
-    parameters = [
-        field.get_db_prep_save(columns.get(field.name, default), connection) for field, default in plan.fields
-    ]
-    with connection.cursor() as cursor:
-        cursor.execute(plan.sql, parameters)
-        inserted = cursor.fetchone()
-    return None if inserted is None else inserted[0]
-
-
-class _Plan(NamedTuple):
-    """The INSERT statement and, for each of its parameters, the field and the value to take by default."""
-
-    sql: str
-    fields: list[tuple[Field[Any, Any], Any]]
-
-
-@lru_cache(maxsize=16)
-def _plan(alias: str, _vendor: str) -> _Plan:
-    connection = connections[alias]
-    query = OutboxMessage._base_manager.using(alias).query
-    compiler = query.get_compiler(alias)
-    quote = connection.ops.quote_name
-    meta = OutboxMessage._meta
-    times = _times(timedelta(0))
-    names: list[str] = []
-    values: list[str] = []
-    fields: list[tuple[Field[Any, Any], Any]] = []
-    for field in meta.concrete_fields:
-        if field.primary_key:
-            continue
-        names.append(quote(str(field.column)))
-        if field.name in times:
-            sql, params = compiler.compile(times[field.name].resolve_expression(query))
-            values.append(sql)
-            # the one parameter among the times is the duration in retry_until
-            fields += [(meta.get_field("give_up_after"), None) for _ in params]
-        else:
-            values.append("%s")
-            fields.append((field, field.get_default()))
-    return _Plan(
-        f"INSERT INTO {quote(meta.db_table)} ({', '.join(names)}) VALUES ({', '.join(values)}) "  # noqa: S608
-        f"ON CONFLICT ({quote('dedup_id')}) DO NOTHING RETURNING {quote('id')}",
-        fields,
-    )

@@ -1,129 +1,31 @@
-"""What a caller may say: the draft of a message and the rules for its parts.
+"""Bodies: strict JSON, the three shapes a body can have, the project's own validators.
 
-Owns identifiers, headers, bodies and strict JSON. Every refusal is ``InvalidMessage`` naming field and rule,
-never another library's error and never a value. Destinations belong to the publishers.
+A body is serialised once and kept byte for byte ever after. Every refusal is ``InvalidMessage`` for the field
+``payload``, never another library's error and never a value.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
-import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NoReturn
 
+from django.core.exceptions import ValidationError
 from django.core.serializers.json import DjangoJSONEncoder
 
-from .envelope import Headers
 from .exceptions import InvalidMessage
 
-MAX_IDENTIFIER_BYTES = 255
 MAX_DEPTH = 100
-MAX_HEADERS = 64
-MAX_HEADER_BYTES = 8192
-JSON = "application/json"
-
-TOKEN = re.compile(r"[!#$%&'*+.^`|~0-9A-Za-z-]+\Z")  # RFC 9110 5.6.2, without "_": WSGI folds it into "-"
-FIELD_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?\Z")
-MEDIA_TYPE = re.compile(r"[!#$&^_.+0-9A-Za-z-]+/[!#$&^_.+0-9A-Za-z-]+(?:\s*;[\x20-\x7e]*)?\Z")
-
-REFUSED_HEADERS = frozenset(
-    """accept-encoding baggage connection cookie date expect forwarded host http2-settings idempotency-key
-    keep-alive sentry-trace signature signature-input te traceparent tracestate trailer transfer-encoding
-    upgrade user-agent via webhook-id webhook-signature webhook-timestamp x-http-method-override
-    x-real-ip""".split()
-)
-REFUSED_HEADER_PREFIXES = ("content-", "proxy-", "x-forwarded-")
-
-Identifier = str | int | uuid.UUID
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Draft:
-    """The arguments of one ``enqueue()``, as a value. ``repr`` shows no content."""
-
-    notification_type: str
-    payload: Any
-    to: str | None = None
-    publisher: str = "default"
-    idempotency_key: Identifier | None = None
-    caller_scope_id: Identifier | None = None
-    account_id: Identifier | None = None
-    signing_scope_id: Identifier | None = None
-    headers: Mapping[str, str] | None = None
-    content_type: str | None = None
-    delay: timedelta | None = None
-    give_up_after: timedelta | None = None
-
-    def __repr__(self) -> str:
-        return f"<Draft {self.notification_type!r} publisher={self.publisher!r}>"
-
-    def replace(self, **changes: Any) -> Draft:
-        return dataclasses.replace(self, **changes)
-
-
-def identifier(field: str, value: object) -> str:
-    """Return ``value`` as an identifier: 1 to 255 UTF-8 bytes, printable; ints and UUIDs become their text."""
-    if isinstance(value, uuid.UUID) or (isinstance(value, int) and not isinstance(value, bool)):
-        value = str(value)
-    if not isinstance(value, str):
-        raise InvalidMessage(field, "identifier-type", "expected text, an int or a UUID")
-    # isprintable() also refuses lone surrogates, which no database stores
-    if not value.isprintable():
-        raise InvalidMessage(field, "identifier-printable", "expected printable characters only")
-    if not 1 <= len(value.encode()) <= MAX_IDENTIFIER_BYTES:
-        raise InvalidMessage(field, "identifier-length", f"expected 1 to {MAX_IDENTIFIER_BYTES} UTF-8 bytes")
-    return value
-
-
-def media_type(value: str | None) -> str:
-    """Return the content type to send, JSON when none was given."""
-    if value is None:
-        return JSON
-    if not isinstance(value, str) or len(value) > MAX_IDENTIFIER_BYTES or not MEDIA_TYPE.match(value):
-        raise InvalidMessage("content_type", "media-type", "expected a media type such as application/json")
-    return value
+HARD_MAX_BYTES = 10 * 1024 * 1024
 
 
 def is_json(content_type: str) -> bool:
     """Say whether bodies of this content type are held to strict JSON."""
     essence = content_type.partition(";")[0].strip().lower()
-    return essence == JSON or essence.endswith("+json")
-
-
-def header_fields(value: Mapping[str, str] | None) -> Headers:
-    """Return the caller's extra headers, checked: nothing that frames, routes or signs the request."""
-    if not value:
-        return ()
-    if not isinstance(value, Mapping):
-        raise InvalidMessage("headers", "header-type", "expected a mapping of names to values")
-    if len(value) > MAX_HEADERS:
-        raise InvalidMessage("headers", "header-count", f"expected at most {MAX_HEADERS} headers")
-    seen = set()
-    size = 0
-    for name, text in value.items():
-        if not isinstance(name, str) or not TOKEN.match(name):
-            raise InvalidMessage(
-                "headers", "header-name", "expected token names (RFC 9110 5.6.2) without '_'"
-            )
-        lowered = name.lower()
-        if lowered in REFUSED_HEADERS or lowered.startswith(REFUSED_HEADER_PREFIXES):
-            raise InvalidMessage(
-                "headers", "header-reserved", "a name belongs to HTTP, tracing or the signer"
-            )
-        if lowered in seen:
-            raise InvalidMessage("headers", "header-duplicate", "two names differ only in case")
-        if not isinstance(text, str) or not FIELD_VALUE.match(text):
-            raise InvalidMessage("headers", "header-value", "expected visible ASCII values")
-        seen.add(lowered)
-        size += len(name) + len(text)
-    if size > MAX_HEADER_BYTES:
-        raise InvalidMessage("headers", "header-size", f"expected at most {MAX_HEADER_BYTES} bytes in all")
-    return tuple(value.items())
+    return essence == "application/json" or essence.endswith("+json")
 
 
 _encoder = DjangoJSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -138,16 +40,15 @@ def serialise(payload: object, content_type: str, max_bytes: int) -> bytes:
     """
     if isinstance(payload, bytes | bytearray | memoryview):
         body = bytes(payload)
-        _check_size(body, max_bytes)
+        check_size(body, max_bytes)
         if is_json(content_type):
             read_json(body)
         return body
     if not is_json(content_type):
         raise InvalidMessage("payload", "payload-type", "expected bytes for a content type other than JSON")
-    text: str | None = None
+    rule, hint = "json-type", "expected the types Django's JSON encoder knows"
     try:
-        text = _encoder.encode(payload)
-        body = text.encode()
+        body = _encoder.encode(payload).encode()
     except UnicodeEncodeError:
         rule, hint = "json-surrogate", "text holds a lone surrogate"
     except RecursionError:
@@ -155,18 +56,27 @@ def serialise(payload: object, content_type: str, max_bytes: int) -> bytes:
     except ValueError:
         rule, hint = "json-value", "expected finite numbers of a sane size and no circular references"
     except TypeError:
-        rule, hint = "json-type", "expected the types Django's JSON encoder knows"
+        pass
     else:
-        _check_size(body, max_bytes)
+        check_size(body, max_bytes)
         _check_depth(body)
+        if _has_odd_keys(payload):
+            # {1: "a", "1": "b"} becomes an object that names a key twice
+            read_json(body)
         return body
     raise InvalidMessage("payload", rule, hint)
+
+
+def _has_odd_keys(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(not isinstance(key, str) or _has_odd_keys(inner) for key, inner in value.items())
+    return isinstance(value, list | tuple) and any(map(_has_odd_keys, value))
 
 
 def read_json(body: bytes) -> Any:
     """Return the value of strict JSON bytes. Raises ``InvalidMessage`` for the field ``payload``."""
     if body.startswith(b"\xef\xbb\xbf"):
-        raise InvalidMessage("payload", "json-bom", "expected UTF-8 without a byte order mark")
+        raise _broken("json-bom", "expected UTF-8 without a byte order mark")
     _check_depth(body)
     rule, hint = "json-syntax", "expected valid JSON in UTF-8"
     try:
@@ -183,32 +93,43 @@ def read_json(body: bytes) -> Any:
         rule, hint = "json-surrogate", "text holds a lone surrogate"
     except (ValueError, RecursionError):
         pass
-    raise InvalidMessage("payload", rule, hint)
+    raise _broken(rule, hint)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise InvalidMessage("payload", "json-duplicate-key", "an object names a key twice")
+        raise _broken("json-duplicate-key", "an object names a key twice")
     return found
 
 
 def _refuse_constant(_name: str) -> NoReturn:
-    raise InvalidMessage("payload", "json-value", "expected finite numbers")
+    raise _broken("json-value", "expected finite numbers")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise InvalidMessage("payload", "json-value", "expected finite numbers")
+        raise _broken("json-value", "expected finite numbers")
     return number
 
 
-def _check_size(body: bytes, max_bytes: int) -> None:
+def check_size(body: bytes, max_bytes: int) -> None:
+    """Raise ``InvalidMessage`` for an empty body or one of more than ``max_bytes``."""
     if not body:
-        raise InvalidMessage("payload", "body-empty", "expected at least one byte")
+        raise _broken("body-empty", "expected at least one byte")
     if len(body) > max_bytes:
-        raise InvalidMessage("payload", "body-size", f"expected at most {max_bytes} bytes (MAX_BODY_BYTES)")
+        # beyond the hard limit it is not even stored
+        raise InvalidMessage(
+            "payload",
+            "body-size",
+            f"expected at most {max_bytes} bytes (MAX_BODY_BYTES)",
+            data=len(body) <= HARD_MAX_BYTES,
+        )
+
+
+def _broken(rule: str, hint: str) -> InvalidMessage:
+    return InvalidMessage("payload", rule, hint, data=True)
 
 
 _strings_and_brackets = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
@@ -219,7 +140,7 @@ def _check_depth(body: bytes) -> None:
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return
     if _levels(match[0] for match in _strings_and_brackets.finditer(body)) > MAX_DEPTH + 1:
-        raise InvalidMessage("payload", "json-depth", f"expected at most {MAX_DEPTH} levels")
+        raise _broken("json-depth", f"expected at most {MAX_DEPTH} levels")
 
 
 def _levels(tokens: Iterable[bytes]) -> int:
@@ -231,3 +152,60 @@ def _levels(tokens: Iterable[bytes]) -> int:
         elif token in (b"]", b"}"):
             depth -= 1
     return deepest
+
+
+def bind(
+    payload: object, body: bytes, names: Mapping[str, str], account_id: str | None
+) -> Mapping[str, Any] | None:
+    """Hold a JSON object to the ``names`` it must carry (``BODY = "bound"``).
+
+    ``payload`` is what the caller passed, ``body`` its bytes. Returns the object with missing names filled in
+    where the caller passed a mapping, None where his bytes carry all of them already. A body that names an
+    account needs the argument and must agree with it.
+    """
+    given_as_bytes = isinstance(payload, bytes | bytearray | memoryview)
+    value = read_json(body) if given_as_bytes else payload
+    if not isinstance(value, Mapping):
+        raise InvalidMessage("payload", "bound-object", "expected a JSON object", data=given_as_bytes)
+    for name, expected in names.items():
+        if value.get(name, None if given_as_bytes else expected) != expected:
+            raise InvalidMessage(
+                "payload", f"bound-{name}", f"the body's {name} must be the argument's", data=given_as_bytes
+            )
+    named = value.get("account_id")
+    if named is not None and str(named) != account_id:
+        raise InvalidMessage(
+            "payload", "bound-account", "a body that names an account needs the same account_id argument"
+        )
+    return None if given_as_bytes else {**value, **names}
+
+
+def wrap(body: bytes, notification_type: str, timestamp: str) -> bytes:
+    """Return a JSON body inside the object that Standard Webhooks recommends (``BODY = "standard"``)."""
+    head = _encoder.encode({"type": notification_type, "timestamp": timestamp}).encode()
+    return head[:-1] + b',"data":' + body + b"}"
+
+
+class Validators:
+    """The project's own rules for bodies: patterns of types (``order.*``) and what checks them.
+
+    A validator is given the JSON value that is sent (bytes, where the content type is not JSON) and refuses by
+    raising ``ValueError`` or Django's ``ValidationError``; its text, which may quote the payload, is dropped.
+    """
+
+    def __init__(self, entries: Iterable[tuple[str, Callable[[Any], object]]] = ()) -> None:
+        self._entries = tuple(entries)
+
+    def check(self, notification_type: str, body: bytes, content_type: str) -> None:
+        """Raise ``InvalidMessage`` when a validator of this type refuses the body."""
+        checks = [check for pattern, check in self._entries if fnmatchcase(notification_type, pattern)]
+        if not checks:
+            return
+        value = json.loads(body) if is_json(content_type) else body
+        try:
+            for check in checks:
+                check(value)
+            return
+        except (ValueError, ValidationError):
+            pass
+        raise _broken("validator", "the validator of this notification type refuses it")

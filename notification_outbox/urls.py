@@ -122,7 +122,7 @@ class DestinationPolicy:
             return self._parse(url)
         except RuleError as broken:
             rule = broken.rule
-        raise InvalidMessage(field, rule, HINTS[rule])
+        raise InvalidMessage(field, rule, HINTS[rule], data=rule != "not-text")
 
     def admits(self, scheme: str, host: str, port: int) -> bool:
         """Say whether ``host`` (in normal form) may be spoken to by ``scheme`` on ``port``."""

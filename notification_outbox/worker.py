@@ -23,9 +23,9 @@ from typing import Literal, TypeVar
 
 from django.db import DataError, IntegrityError, InterfaceError, OperationalError, connections
 
-from . import leases
+from . import leases, stats
 from .conf import LEASE_MARGIN, PublisherSettings, Settings
-from .delivery import deliver
+from .delivery import Rules, deliver
 from .envelope import Claim
 from .leases import Settlement
 from .lifecycle import Outcome, Verdict
@@ -136,7 +136,8 @@ class Worker:
         worker_id: str = "",
     ) -> None:
         self._settings = settings
-        self._using = using
+        self.using = using
+        self._rules = Rules(settings.validators, settings.max_body_bytes)
         self._chosen = [settings.publisher(alias) for alias in publishers or settings.publishers]
         self._concurrency = concurrency
         self._shutdown_timeout = shutdown_timeout
@@ -159,9 +160,9 @@ class Worker:
         self._begin()
         self._lanes = [_Lane(chosen, self._concurrency or chosen.concurrency) for chosen in self._chosen]
         async with AsyncExitStack() as stack:
-            self._claiming = _DatabaseThread(self._using, "claim")
+            self._claiming = _DatabaseThread(self.using, "claim")
             stack.push_async_callback(self._claiming.close)
-            self._settling = _DatabaseThread(self._using, "settle")
+            self._settling = _DatabaseThread(self.using, "settle")
             stack.push_async_callback(self._settling.close)
             for lane in self._lanes:
                 await lane.publisher.open()
@@ -252,6 +253,7 @@ class Worker:
                 held.claim,
                 lane.publisher,
                 keyring=self._settings.keyring,
+                rules=self._rules,
                 policy=settings.retry,
                 timeout=settings.attempt_timeout,
             )
@@ -361,7 +363,7 @@ class Worker:
         """Say once of every lane that has messages and no publisher here: nobody may be serving it."""
         reported: set[str] = set()
         while True:
-            found, _ = await self._ask(leases.lanes)
+            found, _ = await self._ask(stats.lanes)
             for alias in set(found) - set(self._settings.publishers) - reported:
                 reported.add(alias)
                 logger.warning("outbox lane publisher=%r has messages but is not in PUBLISHERS", alias)

@@ -12,7 +12,7 @@ from django.core.checks import run_checks
 from django.db.utils import ConnectionHandler
 
 from notification_outbox import Publisher, conf
-from notification_outbox.checks import check_databases
+from notification_outbox.checks import database_warnings
 from notification_outbox.exceptions import ConfigurationError
 from notification_outbox.publishers import build, publisher_for
 from tests.settings import SIGNER
@@ -201,11 +201,11 @@ def test_the_checks_report_settings_that_cannot_be_read(configure: Callable[...,
 def test_sqlite_without_immediate_transactions_is_warned_about() -> None:
     """Two writers that begin by reading fail at once with "locked"; one option makes them wait."""
     handler = ConnectionHandler({"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
-    (warning,) = check_databases(handler)
+    (warning,) = database_warnings(handler)
     assert warning.id == "notification_outbox.W001"
     assert '"transaction_mode": "IMMEDIATE"' in (warning.hint or "")
     handler.settings["default"]["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
-    assert check_databases(handler) == []
+    assert database_warnings(handler) == []
 
 
 def test_the_suites_own_settings_pass_the_checks() -> None:

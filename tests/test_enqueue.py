@@ -15,7 +15,7 @@ from django.db import connection, transaction
 from django.test import TestCase
 
 from notification_outbox import IdempotencyConflict, InvalidMessage, NotInTransaction, conf, enqueue
-from notification_outbox.delivery import open_message
+from notification_outbox.delivery import as_message, open_claim
 from notification_outbox.exceptions import ConfigurationError
 from notification_outbox.lifecycle import State
 from notification_outbox.models import OutboxMessage
@@ -312,7 +312,7 @@ def opened() -> Any:
     from notification_outbox import leases
 
     (claim,) = leases.claim("default", limit=1, budget=1, worker="w", lease=9, using="default")
-    return open_message(claim, conf.get().keyring)
+    return as_message(claim, open_claim(claim, conf.get().keyring))
 
 
 def run_python(code: str) -> str:

@@ -13,7 +13,7 @@ from django.db import close_old_connections, connection, connections, transactio
 from django.db.models import F
 from django.db.models.functions import Now
 
-from notification_outbox import enqueue, leases
+from notification_outbox import enqueue, leases, stats
 from notification_outbox.envelope import Claim
 from notification_outbox.leases import Settlement
 from notification_outbox.lifecycle import Answer, Outcome, QuarantineReason, Verdict
@@ -353,7 +353,7 @@ def test_lanes_with_messages_are_found() -> None:
     make(2)
     make(1, publisher="retired")
     make(1, publisher="done", state="delivered", settled_at=Now())
-    assert leases.lanes(using="default") == ["default", "retired"]
+    assert stats.lanes(using="default") == ["default", "retired"]
 
 
 @pytest.mark.databases("postgresql", "mysql")

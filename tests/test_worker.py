@@ -270,7 +270,7 @@ def test_a_second_signal_leaves_at_once(outbox: Outbox) -> None:
 
 def test_a_long_wait_for_a_slot_is_renewed_not_lost(outbox: Outbox) -> None:
     """What is in hand but cannot start yet keeps its lease."""
-    outbox.configure(**QUICK, CONCURRENCY=1)
+    outbox.configure(**QUICK, CONCURRENCY={"worker": 1})
 
     def slow(received: Received) -> int:
         threading.Event().wait(1.2)

@@ -74,7 +74,7 @@ class Migration(migrations.Migration):
                     ),
                     models.Index(
                         condition=models.Q(("sealed__isnull", False)),
-                        fields=["encryption_key_id"],
+                        fields=["encryption_key_id", "id"],
                         name="outbox_key",
                     ),
                     models.Index(fields=["retry_until"], name="outbox_purge"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from functools import lru_cache
 
 from django.utils.module_loading import import_string
 
-from ..conf import PublisherSettings, suggestion
+from ..conf import PublisherSettings
+from ..drafts import Draft, identifier
 from ..envelope import Message
 from ..exceptions import ConfigurationError
 from ..lifecycle import Answer
-from ..payloads import Draft, identifier
+from ..reading import suggestion
 
 
 class Publisher:
@@ -28,6 +30,10 @@ class Publisher:
     def display(self, destination: str) -> str:
         """Return what people may see of a normal-form destination; nothing secret."""
         return destination
+
+    def check(self) -> Iterable[str]:
+        """Return what about the options should not be deployed, in sentences for ``manage.py check --deploy``."""
+        return ()
 
     async def open(self) -> None:
         """Get ready to publish; called once per worker start."""

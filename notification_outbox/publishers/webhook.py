@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ..drafts import Draft
 from ..envelope import Message
 from ..exceptions import ConfigurationError, InvalidMessage, PermanentPublishError, PublishFailed
 from ..lifecycle import Answer, Fault, QuarantineReason
-from ..payloads import Draft
 from ..signing import Signer, SigningRequest
 from ..urls import Destination, DestinationPolicy
 from .base import Publisher
@@ -73,6 +73,10 @@ class WebhookPublisher(Publisher):
 
     def display(self, destination: str) -> str:
         return self._parse(destination).host
+
+    def check(self) -> Iterable[str]:
+        if self._policy.insecure:
+            yield "insecure_hosts lets messages travel unencrypted; it is meant for development only."
 
     async def open(self) -> None:
         from ..transport import GuardedTransport

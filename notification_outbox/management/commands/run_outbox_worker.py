@@ -8,7 +8,7 @@ import signal
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import router
+from django.db import connections, router
 
 from ... import conf
 from ...exceptions import ConfigurationError
@@ -33,6 +33,13 @@ class Command(BaseCommand):
             default=[],
             metavar="ALIAS",
             help="serve this alias of PUBLISHERS; may be repeated (default: all)",
+        )
+        parser.add_argument(
+            "--database",
+            action="append",
+            default=[],
+            metavar="ALIAS",
+            help="serve the outbox of this database; may be repeated (default: DATABASES, or the router's choice)",
         )
         parser.add_argument(
             "--concurrency",
@@ -66,19 +73,28 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         until: Until = options["until"] or "stopped"
         try:
-            worker = Worker(
-                conf.get(),
-                using=router.db_for_write(OutboxMessage),
-                publishers=options["publisher"],
-                concurrency=options["concurrency"],
-                shutdown_timeout=options["shutdown_timeout"],
-                until=until,
-            )
-            asyncio.run(self._run(worker, options["verbosity"]))
+            settings = conf.get()
+            databases = options["database"] or settings.databases or [router.db_for_write(OutboxMessage)]
+            for alias in databases:
+                if alias not in connections:
+                    known = ", ".join(sorted(connections))
+                    raise ConfigurationError(f"there is no database {alias!r}; DATABASES has {known}")
+            workers = [
+                Worker(
+                    settings,
+                    using=alias,
+                    publishers=options["publisher"],
+                    concurrency=options["concurrency"],
+                    shutdown_timeout=options["shutdown_timeout"],
+                    until=until,
+                )
+                for alias in dict.fromkeys(databases)
+            ]
+            asyncio.run(self._run(workers, options["verbosity"]))
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
 
-    async def _run(self, worker: Worker, verbosity: int) -> None:
+    async def _run(self, workers: list[Worker], verbosity: int) -> None:
         loop = asyncio.get_running_loop()
         signalled = False
 
@@ -87,13 +103,18 @@ class Command(BaseCommand):
             if signalled:
                 os._exit(LEFT_AT_ONCE)
             signalled = True
-            worker.stop()
+            for worker in workers:
+                worker.stop()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
-        if verbosity > 0:
-            self.stderr.write(f"outbox worker {worker.worker_id} serves {', '.join(worker.aliases)}")
-        await worker.run()
+        for worker in workers:
+            if verbosity > 0:
+                lanes = ", ".join(worker.aliases)
+                self.stderr.write(
+                    f"outbox worker {worker.worker_id} serves {lanes} of database {worker.using}"
+                )
+        await asyncio.gather(*(worker.run() for worker in workers))
 
 
 def _positive(text: str) -> int:
