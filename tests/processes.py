@@ -27,12 +27,12 @@ ROOT = Path(__file__).parent.parent
 POLL = 0.02
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout: float = 60.0) -> None:
+def wait_until(condition: Callable[[], Any], what: str, timeout: float = 30.0, poll: float = POLL) -> None:
     """Wait for something another process does; say what was waited for when it does not come."""
     end = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < end, f"waited {timeout} s for {what}"
-        time.sleep(POLL)
+        time.sleep(poll)
 
 
 def database_url() -> str:
