@@ -44,6 +44,11 @@ COMMANDS = {
         (str(HERE / "demo.py"),),
         "postgres",  # from where the demo makes a database of its own
     ),
+    "bench": Command(
+        "measure what the outbox costs, as ratios against bars",
+        (str(HERE / "bench.py"),),
+        "postgres",
+    ),
     "test": Command(
         "run the test suite; what follows goes to pytest as it is",
         ("-m", "pytest"),
@@ -73,7 +78,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     listing = "\n".join(f"  {name:<8}{command.summary}" for name, command in COMMANDS.items())
     codes = f"""
 exit codes:
-  demo: 0 every figure is right, 1 a figure is wrong; test: those of pytest
+  demo: 0 every figure is right, 1 a figure is wrong; bench: 0 every bar is held, 1 one is missed;
+  test: those of pytest
   2 the command line is wrong, {SETUP_FAILED} the set-up failed,
   {INTERRUPTED} interrupted, {TERMINATED} terminated
 

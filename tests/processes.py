@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from django.db import connection, router, transaction
+from django.db import connection, connections, router, transaction
 
 from notification_outbox import Receipt, conf, enqueue
 from notification_outbox.models import OutboxMessage
@@ -56,6 +56,7 @@ class Started:
             env={
                 **os.environ,
                 "DATABASE_URL": database_url(),
+                "OUTBOX_TEST_SECOND": str(connections["second"].settings_dict["NAME"]),
                 "DJANGO_SETTINGS_MODULE": "tests.settings",
                 "OUTBOX_TEST_SETTINGS": json.dumps(raw_settings),
                 "OUTBOX_TEST_LOG": log_level,

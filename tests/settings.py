@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+from pathlib import Path
 
 import environ
 
@@ -33,6 +35,14 @@ if _engine.endswith("sqlite3"):
     DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 20}
     # worker threads and processes need a file: an in-memory database belongs to one connection
     DATABASES["default"]["TEST"] = {"NAME": os.environ.get("OUTBOX_TEST_SQLITE", "test.sqlite3")}
+
+# a second database, as projects with several have: always SQLite, so that it runs everywhere
+DATABASES["second"] = {
+    "ENGINE": "django.db.backends.sqlite3",
+    "NAME": os.environ.get("OUTBOX_TEST_SECOND", ":memory:"),
+    "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+    "TEST": {"NAME": str(Path(tempfile.gettempdir()) / f"outbox-second-{os.getpid()}.sqlite3")},
+}
 
 SIGNER = HttpMessageSigner.from_secret(SECRET_KEY, key_id="test-key", tag="tests")
 

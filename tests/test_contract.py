@@ -418,6 +418,15 @@ def test_many_are_stored_in_few_statements_and_answered_in_order(tx: None) -> No
     assert bodies == {f"k{n}": b'{"n":%d}' % n for n in range(700)}
 
 
+def test_percent_signs_are_nothing_special(tx: None) -> None:
+    """Text that looks like a driver's placeholder is kept as it is."""
+    odd = "100%s %% %(x)s 'quoted' \\"
+    enqueue_many(
+        [Draft("t", {"odd": odd}, to=URL, account_id=odd, idempotency_key=f"{n}%s") for n in range(2)]
+    )
+    assert [(message.payload["odd"], message.account_id) for message in opened()] == [(odd, odd)] * 2
+
+
 def test_a_repeated_draft_is_found_not_made(tx: None) -> None:
     """Within one call and over calls, the same message is one row."""
     before = enqueue("t", {"n": 1}, to=URL, idempotency_key=1)

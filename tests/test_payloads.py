@@ -65,8 +65,24 @@ def circle() -> Any:
         (nest(101), "json-depth"),
         (nest(9000), "json-depth"),
         ({1, 2}, "json-type"),
+        ({1: "a", "1": "b"}, "json-duplicate-key"),
+        ([{"a": {True: 1, "true": 2}}], "json-duplicate-key"),
+        ({None: 1, "null": 2}, "json-duplicate-key"),
+        ({1e20: 1, "1e+20": 2}, "json-duplicate-key"),
     ],
-    ids=["infinity", "circle", "digits", "surrogate", "depth 101", "depth 9000", "set"],
+    ids=[
+        "infinity",
+        "circle",
+        "digits",
+        "surrogate",
+        "depth 101",
+        "depth 9000",
+        "set",
+        "1 twice",
+        "true twice",
+        "null twice",
+        "1e20 twice",
+    ],
 )
 def test_values_that_are_no_strict_json_are_refused(value: Any, rule: str) -> None:
     """A Python value gets the same rules as bytes, under our own error."""

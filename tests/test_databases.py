@@ -1,0 +1,74 @@
+"""Projects with several databases: each has an outbox of its own, and a worker is told which it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from notification_outbox import NotInTransaction, enqueue, operations
+from notification_outbox.models import OutboxMessage
+from tests.processes import Outbox
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "second"])
+
+URL = "https://hooks.acme.com/shop"
+
+
+class ToSecond:
+    """A router that keeps the outbox beside the second database's tables."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "second" if model is OutboxMessage else None
+
+    db_for_read = db_for_write
+
+
+@pytest.fixture
+def routed(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = ["tests.test_databases.ToSecond"]
+
+
+def test_the_message_lands_in_the_database_that_was_named() -> None:
+    """``using=`` joins that database's transaction."""
+    with transaction.atomic(using="second"):
+        receipt = enqueue("t", {}, to=URL, using="second")
+    assert OutboxMessage.objects.using("second").get().id == receipt.id
+    assert not OutboxMessage.objects.using("default").exists()
+
+
+def test_a_transaction_on_the_wrong_database_is_named() -> None:
+    """The error says which alias is needed and which one is open."""
+    with transaction.atomic(using="second"), pytest.raises(NotInTransaction) as caught:
+        enqueue("t", {}, to=URL)
+    assert "on database 'default'" in str(caught.value)
+    assert "using='second'" in str(caught.value)
+
+
+def test_the_router_decides_where_nothing_is_said(routed: None) -> None:
+    """Enqueue, operations and workers ask the project's router."""
+    with transaction.atomic(using="second"):
+        receipt = enqueue("t", {}, to=URL)
+    OutboxMessage.objects.using("second").update(state="expired", settled_at="2026-01-01T00:00Z")
+    assert operations.requeue([receipt.id]) == 1
+
+
+@pytest.mark.parametrize("how", ["flag", "setting"])
+def test_a_worker_serves_the_databases_it_is_told(
+    outbox: Outbox, how: str, configure: Callable[..., None]
+) -> None:
+    """``--database`` may be repeated, ``DATABASES`` says the same for every worker."""
+    outbox.configure(root={"DATABASES": ["default", "second"]} if how == "setting" else None)
+    for alias in ("default", "second"):
+        with transaction.atomic(using=alias):
+            enqueue("t", {"db": alias}, to=outbox.receiver.url("/"), using=alias)
+    flags = ["--database", "default", "--database", "second"] if how == "flag" else []
+    assert outbox.start("--once", *flags).wait() == 0
+    assert {received.body for received in outbox.receiver.requests} == {
+        b'{"db":"default"}',
+        b'{"db":"second"}',
+    }
+    for alias in ("default", "second"):
+        assert OutboxMessage.objects.using(alias).get().state == "delivered"
