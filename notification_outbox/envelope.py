@@ -47,9 +47,13 @@ def derive(secret: bytes, label: str, length: int = KEY_BYTES, salt: bytes | Non
     return HKDF(algorithm=SHA256(), length=length, salt=salt, info=info).derive(secret)
 
 
+# made once: json.dumps() makes an encoder for every call that differs from its defaults
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def canonical(values: Iterable[object]) -> bytes:
     """Return the one JSON spelling of a list of strings, numbers and nulls that both halves agree on."""
-    return json.dumps(list(values), separators=(",", ":")).encode()
+    return _encode(list(values)).encode()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -258,7 +262,7 @@ def _row_cipher(master: bytes, salt: bytes) -> tuple[AESGCM, bytes]:
 def seal(content: Content, binding: Binding, keyring: Keyring) -> bytes:
     """Return ``content`` encrypted under the key the binding names, inseparable from the binding."""
     fields = (content.content_type, content.headers, content.destination, content.checked)
-    head = json.dumps(fields, separators=(",", ":")).encode()
+    head = canonical(fields)
     salt = os.urandom(SALT_BYTES)
     cipher, nonce = _row_cipher(keyring.master(binding.encryption_key_id), salt)
     plaintext = HEAD.pack(len(head)) + head + content.body

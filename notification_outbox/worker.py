@@ -68,20 +68,30 @@ class _Lane:
         # asked for again when a good part is free: many small claims cost more than one
         self.refill = max(1, concurrency // 2)
         self.held: dict[int, _Held] = {}
+        self.unfinished = 0
         self.bytes_held = 0
         self.recovered_at = float("-inf")
 
     def take(self, held: _Held) -> None:
         self.held[held.claim.id] = held
+        self.unfinished += 1
         self.bytes_held += len(held.claim.sealed or b"")
 
+    def finish(self, held: _Held) -> None:
+        """Its outcome is known: it makes room for another before the outcome is recorded."""
+        if not held.settling:
+            held.settling = True
+            self.unfinished -= 1
+
     def drop(self, held: _Held) -> None:
+        self.finish(held)
         del self.held[held.claim.id]
         self.bytes_held -= len(held.claim.sealed or b"")
 
     @property
     def room(self) -> int:
-        return self.capacity - len(self.held)
+        # outcomes that cannot be recorded must not pile up without end
+        return min(self.capacity - self.unfinished, 2 * self.capacity - len(self.held))
 
     @property
     def hungry(self) -> bool:
@@ -246,7 +256,7 @@ class Worker:
         async with lane.slots:
             held.started = True
             if held.ends - loop.time() < settings.attempt_timeout + LEASE_MARGIN:
-                self._settle(held, Outcome(Verdict.RELEASED))
+                self._settle(lane, held, Outcome(Verdict.RELEASED))
                 return
             began = loop.time()
             outcome = await deliver(
@@ -257,7 +267,7 @@ class Worker:
                 policy=settings.retry,
                 timeout=settings.attempt_timeout,
             )
-            self._settle(held, outcome, loop.time() - began)
+            self._settle(lane, held, outcome, loop.time() - began)
         claim = held.claim
         level = logging.WARNING if outcome.verdict is Verdict.QUARANTINED else logging.INFO
         logger.log(
@@ -272,8 +282,10 @@ class Worker:
 
     # settling
 
-    def _settle(self, held: _Held, outcome: Outcome, took: float | None = None) -> None:
-        held.settling = True
+    def _settle(self, lane: _Lane, held: _Held, outcome: Outcome, took: float | None = None) -> None:
+        lane.finish(held)
+        if lane.hungry:
+            self._freed.set()
         wanted = self._settings.log_attempts
         if wanted == "none" or (wanted == "failures" and outcome.verdict is Verdict.DELIVERED):
             took = None
@@ -373,16 +385,16 @@ class Worker:
 
     async def _drain(self) -> None:
         """Hand back what has not started, let the rest end in time, record everything."""
-        held = [one for lane in self._lanes for one in lane.held.values()]
-        for one in held:
+        held = [(lane, one) for lane in self._lanes for one in lane.held.values()]
+        for lane, one in held:
             if not one.started:
-                self._hand_back(one)
-        running = [one.task for one in held if one.task is not None and not one.task.done()]
+                self._hand_back(lane, one)
+        running = [one.task for _, one in held if one.task is not None and not one.task.done()]
         if running:
             await asyncio.wait(running, timeout=self._shutdown_timeout)
-        for one in held:
+        for lane, one in held:
             if not one.settling:
-                self._hand_back(one)
+                self._hand_back(lane, one)
         try:
             async with asyncio.timeout(self._shutdown_timeout + AWAY_PAUSE[1]):
                 while any(lane.held for lane in self._lanes):
@@ -392,10 +404,10 @@ class Worker:
             left = sum(len(lane.held) for lane in self._lanes)
             logger.error("outbox stop unrecorded=%s: their leases end by themselves", left)
 
-    def _hand_back(self, held: _Held) -> None:
+    def _hand_back(self, lane: _Lane, held: _Held) -> None:
         if held.task is not None:
             held.task.cancel()
-        self._settle(held, Outcome(Verdict.RELEASED))
+        self._settle(lane, held, Outcome(Verdict.RELEASED))
 
     # waiting
 
