@@ -14,9 +14,9 @@ import os
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
@@ -44,6 +44,10 @@ AWAY_PAUSE = (0.1, 5.0)
 
 T = TypeVar("T")
 Until = Literal["stopped", "idle", "empty"]
+
+
+class _Stopped(Exception):
+    """The worker was told to stop while it waited for its database."""
 
 
 @dataclass(eq=False, slots=True)
@@ -180,10 +184,11 @@ class Worker:
             async with asyncio.TaskGroup() as tasks:
                 keepers = [
                     tasks.create_task(self._settle_forever()),
-                    tasks.create_task(self._renew_forever()),
-                    tasks.create_task(self._report_forever()),
+                    tasks.create_task(self._until_stopped(self._renew_forever())),
+                    tasks.create_task(self._until_stopped(self._report_forever())),
                 ]
-                await self._claim_until_done(tasks)
+                with suppress(_Stopped):
+                    await self._claim_until_done(tasks)
                 await self._drain()
                 for keeper in keepers:
                     keeper.cancel()
@@ -411,6 +416,10 @@ class Worker:
 
     # waiting
 
+    async def _until_stopped(self, keeper: Coroutine[None, None, None]) -> None:
+        with suppress(_Stopped):
+            await keeper
+
     async def _wait(self, event: asyncio.Event, seconds: float) -> bool:
         """Wait for the event, at most so long; say whether it came."""
         try:
@@ -421,7 +430,7 @@ class Worker:
         return True
 
     async def _ask(self, function: Callable[..., T], **arguments: object) -> tuple[T, float]:
-        """Return the database's answer and when it was asked; a database that is away is asked again."""
+        """Return the database's answer and when it was asked; one that is away is asked again until the stop."""
         loop = asyncio.get_running_loop()
         pause, longest = AWAY_PAUSE
         while True:
@@ -433,7 +442,8 @@ class Worker:
             else:
                 self._back("claim")
                 return answer, asked
-            await asyncio.sleep(pause)
+            if await self._wait(self._stopping, pause):
+                raise _Stopped
             pause = min(pause * 2, longest)
 
     def _away(self, role: str, error: Exception) -> None:

@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, connections
 from django.db.models import F
 from django.db.models.functions import Now
 
 from notification_outbox import conf, leases
+from notification_outbox import worker as worker_room
 from notification_outbox.models import DeliveryAttempt, OutboxMessage
 from notification_outbox.worker import Worker
 from tests.processes import Outbox, wait_until
 from tests.receiver import Received
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "second"])
 
 # shorter than any default, long enough for a busy machine: a lease must exceed the attempt by a second
 QUICK: dict[str, Any] = {"ATTEMPT_TIMEOUT": 1.5, "LEASE": 3}
@@ -356,6 +357,53 @@ def test_outcomes_outlive_a_database_that_is_away(
         "outbox database away role=settle error=OperationalError",
         "outbox database back role=settle after=4",
     ]
+
+
+def test_a_worker_whose_database_is_away_can_still_be_stopped(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves when told to: what it could not record is delivered again when the leases end."""
+    down = threading.Event()
+
+    def or_down(mover: Any) -> Any:
+        def ask(*arguments: Any, **named: Any) -> Any:
+            if down.is_set():
+                raise OperationalError("connection refused")
+            return mover(*arguments, **named)
+
+        return ask
+
+    for name in ("claim", "recover", "next_due", "settle", "renew"):
+        monkeypatch.setattr(leases, name, or_down(getattr(leases, name)))
+    monkeypatch.setattr(worker_room, "AWAY_PAUSE", (0.05, 0.1))
+    held = outbox.receiver.answer = Held()
+    outbox.enqueue(2)
+
+    async def scenario() -> None:
+        worker = Worker(conf.get(), using="default", shutdown_timeout=0.5)
+        running = asyncio.create_task(worker.run())
+        await asyncio.to_thread(outbox.receiver.wait_for, 2)
+        down.set()
+        held.gate.set()
+        await asyncio.sleep(0.1)
+        worker.stop()
+        await asyncio.wait_for(running, 20)
+
+    asyncio.run(scenario())
+    assert outbox.states() == {"in_flight": 2}
+
+
+def test_a_database_without_tables_is_named_at_once(outbox: Outbox) -> None:
+    """The first thing a newcomer forgets is answered with the command that mends it."""
+    connections["second"].close()
+    with connections["second"].schema_editor() as editor:
+        editor.alter_db_table(OutboxMessage, OutboxMessage._meta.db_table, "elsewhere")
+    try:
+        with pytest.raises(CommandError, match=r"'second' has no outbox tables: run 'manage.py migrate'"):
+            call_command("run_outbox_worker", database=["second"])
+    finally:
+        with connections["second"].schema_editor() as editor:
+            editor.alter_db_table(OutboxMessage, "elsewhere", OutboxMessage._meta.db_table)
 
 
 def test_nothing_secret_is_logged_or_stored_in_the_clear(outbox: Outbox) -> None:

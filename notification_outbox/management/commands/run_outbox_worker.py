@@ -8,7 +8,7 @@ import signal
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import connections, router
+from django.db import OperationalError, connections, router
 
 from ... import conf
 from ...exceptions import ConfigurationError
@@ -79,6 +79,7 @@ class Command(BaseCommand):
                 if alias not in connections:
                     known = ", ".join(sorted(connections))
                     raise ConfigurationError(f"there is no database {alias!r}; DATABASES has {known}")
+                _require_tables(alias)
             workers = [
                 Worker(
                     settings,
@@ -115,6 +116,17 @@ class Command(BaseCommand):
                     f"outbox worker {worker.worker_id} serves {lanes} of database {worker.using}"
                 )
         await asyncio.gather(*(worker.run() for worker in workers))
+
+
+def _require_tables(alias: str) -> None:
+    try:
+        names = connections[alias].introspection.table_names()
+    except OperationalError:
+        return  # away: the worker waits for it
+    finally:
+        connections[alias].close()
+    if OutboxMessage._meta.db_table not in names:
+        raise ConfigurationError(f"database {alias!r} has no outbox tables: run 'manage.py migrate' first")
 
 
 def _positive(text: str) -> int:
