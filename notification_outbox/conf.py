@@ -44,7 +44,7 @@ NAME = "NOTIFICATION_OUTBOX"
 DEFAULT_BACKEND = "notification_outbox.publishers.WebhookPublisher"
 LOG_ATTEMPTS = ("failures", "all", "none")
 BODIES = ("plain", "bound", "standard")
-# seconds that a worker needs besides the attempt itself to settle inside the lease
+# seconds a worker needs before an attempt to start it, and after it to record it, inside the lease
 LEASE_MARGIN = 1.0
 
 
@@ -183,9 +183,9 @@ def _publisher(path: str, alias: str, raw: object) -> PublisherSettings:
         body=section.take("BODY", choice(*BODIES), "plain"),
     )
     section.close()
-    if publisher.lease < publisher.attempt_timeout + LEASE_MARGIN:
+    if publisher.lease < publisher.attempt_timeout + 2 * LEASE_MARGIN:
         raise ConfigurationError(
-            f"{path}['LEASE']: expected at least ATTEMPT_TIMEOUT and {LEASE_MARGIN:g} s more, "
+            f"{path}['LEASE']: expected at least ATTEMPT_TIMEOUT and {2 * LEASE_MARGIN:g} s more, "
             "or an attempt could outlive its lease and be sent twice"
         )
     return publisher

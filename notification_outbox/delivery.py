@@ -104,7 +104,7 @@ def check(message: Message, publisher: Publisher, rules: Rules, *, checked: bool
     rules.validators.check(message.notification_type, message.body, message.content_type)
 
 
-def classify(error: Exception, claim: Claim, policy: RetryPolicy) -> Outcome:
+def classify(error: BaseException, claim: Claim, policy: RetryPolicy) -> Outcome:
     """Return what becomes of a message when opening or publishing it raised ``error``."""
     if isinstance(error, UnknownKey):
         # not the row's fault: a deploy may bring the key. The pause grows with the wait.

@@ -25,7 +25,7 @@ from django.db import DataError, IntegrityError, InterfaceError, OperationalErro
 
 from . import leases, stats
 from .conf import LEASE_MARGIN, PublisherSettings, Settings
-from .delivery import Rules, deliver
+from .delivery import Rules, classify, deliver
 from .envelope import Claim
 from .leases import Settlement
 from .lifecycle import Outcome, Verdict
@@ -77,6 +77,9 @@ class _Lane:
         self.recovered_at = float("-inf")
 
     def take(self, held: _Held) -> None:
+        if (before := self.held.get(held.claim.id)) is not None:
+            # its lease ended and the row came to us again
+            self.drop(before)
         self.held[held.claim.id] = held
         self.unfinished += 1
         self.bytes_held += len(held.claim.sealed or b"")
@@ -184,7 +187,7 @@ class Worker:
             async with asyncio.TaskGroup() as tasks:
                 keepers = [
                     tasks.create_task(self._settle_forever()),
-                    tasks.create_task(self._until_stopped(self._renew_forever())),
+                    tasks.create_task(self._renew_forever()),
                     tasks.create_task(self._until_stopped(self._report_forever())),
                 ]
                 with suppress(_Stopped):
@@ -231,6 +234,9 @@ class Worker:
         budget = MAX_BYTES_IN_HAND - sum(lane.bytes_held for lane in self._lanes)
         if self._stopping.is_set() or not lane.hungry or (budget <= 0 and lane.held):
             return 0, 0
+        if self._failures["settle"]:
+            # outcomes are waiting for the database: it is not the time to take more
+            return 0, 0
         alias = lane.settings.alias
         if now() - lane.recovered_at >= RECOVER_EVERY:
             lane.recovered_at = now()
@@ -264,14 +270,21 @@ class Worker:
                 self._settle(lane, held, Outcome(Verdict.RELEASED))
                 return
             began = loop.time()
-            outcome = await deliver(
-                held.claim,
-                lane.publisher,
-                keyring=self._settings.keyring,
-                rules=self._rules,
-                policy=settings.retry,
-                timeout=settings.attempt_timeout,
-            )
+            try:
+                outcome = await deliver(
+                    held.claim,
+                    lane.publisher,
+                    keyring=self._settings.keyring,
+                    rules=self._rules,
+                    policy=settings.retry,
+                    timeout=settings.attempt_timeout,
+                )
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # not we cancelled it: something inside the publisher did
+                outcome = classify(error, held.claim, settings.retry)
             self._settle(lane, held, outcome, loop.time() - began)
         claim = held.claim
         level = logging.WARNING if outcome.verdict is Verdict.QUARANTINED else logging.INFO
@@ -354,27 +367,32 @@ class Worker:
     # keeping
 
     async def _renew_forever(self) -> None:
-        """Renew what is in hand, first at half a lease; a lease that was lost cancels its delivery."""
-        now = asyncio.get_running_loop().time
+        """Renew what is in hand, first at half a lease; what waits to be recorded is in hand too."""
         while True:
             await asyncio.sleep(min(lane.settings.lease for lane in self._lanes) / 8)
-            for lane in self._lanes:
-                lease = lane.settings.lease
-                old = [
-                    held for held in lane.held.values() if not held.settling and held.ends - now() < lease / 2
-                ]
-                if not old:
-                    continue
-                lost, asked = await self._ask(leases.renew, claims=[held.claim for held in old], lease=lease)
-                for held in old:
-                    if held.claim.id not in lost:
-                        held.ends = asked + lease
-                    elif not held.settling and held.task is not None:
-                        logger.warning("outbox lease lost id=%s", held.claim.id)
-                        held.task.cancel()
-                        lane.drop(held)
-                if lost:
-                    self._freed.set()
+            # a database that is away is asked by those who need more of it
+            with suppress(OperationalError, InterfaceError):
+                await self._renew(0.5)
+
+    async def _renew(self, share: float) -> None:
+        """Renew leases of which less than ``share`` is left; one that was lost cancels its delivery."""
+        now = asyncio.get_running_loop().time
+        for lane in self._lanes:
+            lease = lane.settings.lease
+            asked = now()
+            old = [held for held in lane.held.values() if held.ends - asked <= lease * share]
+            if not old:
+                continue
+            lost = await self._claiming(leases.renew, claims=[held.claim for held in old], lease=lease)
+            for held in old:
+                if held.claim.id not in lost:
+                    held.ends = asked + lease
+                elif not held.settling and held.task is not None:
+                    logger.warning("outbox lease lost id=%s", held.claim.id)
+                    held.task.cancel()
+                    lane.drop(held)
+            if lost:
+                self._freed.set()
 
     async def _report_forever(self) -> None:
         """Say once of every lane that has messages and no publisher here: nobody may be serving it."""
@@ -434,8 +452,11 @@ class Worker:
         loop = asyncio.get_running_loop()
         pause, longest = AWAY_PAUSE
         while True:
-            asked = loop.time()
             try:
+                if self._failures["claim"]:
+                    # what is in hand first: claimed again it would be sent again
+                    await self._renew(1.0)
+                asked = loop.time()
                 answer = await self._claiming(function, **arguments)
             except (OperationalError, InterfaceError) as error:
                 self._away("claim", error)

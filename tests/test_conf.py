@@ -94,6 +94,7 @@ def test_durations_have_many_spellings(value: Any, seconds: float) -> None:
         ({"PUBLISHERS": {"a b": {}}}, "expected an alias"),
         ({"PUBLISHERS": {"x": {"LEESE": 1}}}, r"\['x'\]: unknown key 'LEESE' \(did you mean 'LEASE'\?\)"),
         ({"PUBLISHERS": {"x": {"LEASE": 20}}}, r"\['x'\]\['LEASE'\]: expected at least ATTEMPT_TIMEOUT"),
+        ({"PUBLISHERS": {"x": {"LEASE": 21.9}}}, r"expected at least ATTEMPT_TIMEOUT and 2 s more"),
         ({"PUBLISHERS": {"x": {"LEASE": "soon"}}}, r"\['LEASE'\]: expected 1 to 86400 seconds"),
         ({"PUBLISHERS": {"x": {"LEASE": True}}}, r"\['LEASE'\]: expected"),
         ({"PUBLISHERS": {"x": {"GIVE_UP_AFTER": "31d"}}}, r"\['GIVE_UP_AFTER'\]: expected 60 to"),

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from django.db import OperationalError, connection, connections
 from django.db.models import F
 from django.db.models.functions import Now
 
-from notification_outbox import conf, leases
+from notification_outbox import Message, Publisher, conf, leases
 from notification_outbox import worker as worker_room
 from notification_outbox.models import DeliveryAttempt, OutboxMessage
 from notification_outbox.worker import Worker
@@ -26,8 +27,8 @@ from tests.receiver import Received
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "second"])
 
-# shorter than any default, long enough for a busy machine: a lease must exceed the attempt by a second
-QUICK: dict[str, Any] = {"ATTEMPT_TIMEOUT": 1.5, "LEASE": 3}
+# shorter than any default, long enough for a busy machine: a lease must exceed the attempt by two seconds
+QUICK: dict[str, Any] = {"ATTEMPT_TIMEOUT": 1, "LEASE": 3}
 
 
 class Held:
@@ -274,15 +275,14 @@ def test_a_long_wait_for_a_slot_is_renewed_not_lost(outbox: Outbox) -> None:
     outbox.configure(**QUICK, CONCURRENCY={"worker": 1})
 
     def slow(received: Received) -> int:
-        threading.Event().wait(1.2)
+        threading.Event().wait(0.8)
         return 200
 
     outbox.receiver.answer = slow
-    outbox.enqueue(2)
-    outbox.enqueue(2)
+    outbox.enqueue(6)
     outbox.work("empty")
-    assert outbox.states() == {"delivered": 4}
-    assert len(outbox.receiver.requests) == 4
+    assert outbox.states() == {"delivered": 6}
+    assert len(outbox.receiver.requests) == 6
     assert not OutboxMessage.objects.filter(lost_leases__gt=0).exists()
 
 
@@ -357,6 +357,43 @@ def test_outcomes_outlive_a_database_that_is_away(
         "outbox database away role=settle error=OperationalError",
         "outbox database back role=settle after=4",
     ]
+
+
+def test_outcomes_that_wait_longer_than_a_lease_are_not_sent_again(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While outcomes cannot be recorded their leases are kept and nothing new is claimed."""
+    outbox.configure(ATTEMPT_TIMEOUT=0.2, LEASE=2.2)
+    monkeypatch.setattr(worker_room, "AWAY_PAUSE", (0.05, 0.1))
+    back = time.monotonic() + 4
+
+    def away(settlements: Any, *, using: str) -> Any:
+        if time.monotonic() < back:
+            raise OperationalError("connection refused")
+        return real(settlements, using=using)
+
+    real = leases.settle
+    monkeypatch.setattr(leases, "settle", away)
+    outbox.enqueue(5)
+    outbox.work()
+    assert len(outbox.receiver.requests) == 5
+    assert set(OutboxMessage.objects.values_list("state", "attempts", "lost_leases")) == {("delivered", 1, 0)}
+
+
+class SelfCancelling(Publisher):
+    """A publisher whose inner task was cancelled."""
+
+    async def publish(self, message: Message) -> None:
+        raise asyncio.CancelledError
+
+
+def test_a_publisher_that_cancels_itself_has_failed(outbox: Outbox, configure: Callable[..., None]) -> None:
+    """A cancellation that is not the worker's own is an outcome like any other: the row is not kept for ever."""
+    configure(PUBLISHERS={"default": {"BACKEND": "tests.test_worker.SelfCancelling"}})
+    (receipt,) = outbox.enqueue()
+    outbox.work()
+    row = outbox.row(receipt)
+    assert (row.state, row.attempts, row.last_error) == ("pending", 1, "CancelledError")
 
 
 def test_a_worker_whose_database_is_away_can_still_be_stopped(
