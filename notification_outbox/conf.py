@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,16 @@ class PublisherSettings:
         return f"<PublisherSettings {self.alias!r}>"
 
 
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long what is settled is kept: ``delivered`` (and cancelled) and ``dead`` messages after the end of their
+    time, ``attempts`` after they began."""
+
+    delivered: timedelta = timedelta(days=7)
+    dead: timedelta = timedelta(days=90)
+    attempts: timedelta = timedelta(days=90)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Settings:
     """The whole of ``NOTIFICATION_OUTBOX``, checked and with its defaults.
@@ -83,6 +94,7 @@ class Settings:
     poll_interval: float
     log_attempts: str
     validators: Validators
+    retention: Retention
     databases: tuple[str, ...]
     derived: frozenset[str]
 
@@ -161,6 +173,17 @@ def _retry(section: Section) -> RetryPolicy:
     return policy
 
 
+def _retention(section: Section) -> Retention:
+    defaults = Retention()
+    kept = Section(f"{section.path}['RETENTION']", section.take("RETENTION", mapping, EMPTY))
+    found = {
+        name: timedelta(seconds=kept.take(name, duration(0, 10 * 366 * 86400), default.total_seconds()))
+        for name, default in dataclasses.asdict(defaults).items()
+    }
+    kept.close()
+    return Retention(**found)
+
+
 def _concurrency(section: Section) -> int:
     limits = Section(f"{section.path}['CONCURRENCY']", section.take("CONCURRENCY", mapping, EMPTY))
     worker = limits.take("worker", integer(1, 10_000), 64)
@@ -223,6 +246,7 @@ def read(raw: object, *, secrets: Sequence[bytes]) -> Settings:
         poll_interval=section.take("POLL_INTERVAL", duration(0.01, 3600), 1.0),
         log_attempts=section.take("LOG_ATTEMPTS", choice(*LOG_ATTEMPTS), "failures"),
         validators=section.take("VALIDATORS", _validators, Validators()),
+        retention=_retention(section),
         databases=section.take("DATABASES", texts, ()),
         derived=derived,
     )

@@ -1,10 +1,10 @@
 """Leases: the only code that moves a message after its insert.
 
-``claim`` takes due rows, ``settle`` records what came of them, ``renew`` keeps them, ``release`` hands them
-back unattempted, ``requeue`` revives dead letters. Every mover first locks its rows in id order and then writes
-only those that are still as it believes (compare-and-swap on the lease token), so that a stale worker harms
-nobody; what it lost, it is told. The database owns the clock. Transactions are short, READ COMMITTED, and wait
-for a lock only in their first statement.
+``claim`` takes due rows, ``settle`` records what came of them, ``renew`` keeps them, ``release`` hands them back
+unattempted, ``requeue`` revives dead letters, ``purge`` deletes what is kept no longer. Every mover first locks
+its rows in id order and then writes only those that are still as it believes (compare-and-swap on the lease
+token), so that a stale worker harms nobody; what it lost, it is told. The database owns the clock. Transactions
+are short, READ COMMITTED, and wait for a lock only in their first statement.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from django.db.models import (
 )
 from django.db.models.functions import Least, Length, Now
 
+from .conf import Retention
 from .envelope import BOUND, Binding, Claim
-from .lifecycle import DEAD, UNKNOWN_KEY, Outcome, QuarantineReason, State, Verdict
+from .lifecycle import DEAD, LIVE, UNKNOWN_KEY, Outcome, QuarantineReason, State, Verdict
 from .models import DeliveryAttempt, OutboxMessage
 
 LAPSE_SPREAD = timedelta(milliseconds=50)
@@ -402,3 +403,50 @@ def reseal(rows: Sequence[Resealed], *, using: str) -> int:
                     _rows(using).filter(id=row.id).update(encryption_key_id=row.key_id, sealed=row.sealed)
                 )
     return written
+
+
+def purge(*, retention: Retention, limit: int, using: str) -> int:
+    """Delete up to ``limit`` settled rows whose time of keeping is over, with their attempts; return how many."""
+    for old in _purgeable(retention, using):
+        with short_transaction(using):
+            ids = list(
+                _lock(old.order_by("retry_until"), skip_locked=True).values_list("id", flat=True)[:limit]
+            )
+            if ids:
+                DeliveryAttempt.objects.using(using).filter(message_id__in=ids).delete()
+                _rows(using).filter(id__in=ids).delete()
+                return len(ids)
+    return 0
+
+
+def purge_attempts(*, retention: Retention, limit: int, using: str) -> int:
+    """Delete up to ``limit`` attempts older than they are kept; return how many."""
+    ids = list(_old_attempts(retention, using).order_by("started_at").values_list("id", flat=True)[:limit])
+    if ids:
+        DeliveryAttempt.objects.using(using).filter(id__in=ids).delete()
+    return len(ids)
+
+
+def purgeable(*, retention: Retention, using: str) -> tuple[int, int]:
+    """Return how many messages, and how many attempts by their own age, a purge would delete."""
+    messages = sum(old.count() for old in _purgeable(retention, using))
+    return messages, _old_attempts(retention, using).count()
+
+
+def _purgeable(retention: Retention, using: str) -> list[QuerySet[OutboxMessage]]:
+    kept = {
+        state: retention.dead if state in DEAD else retention.delivered
+        for state in State
+        if state not in LIVE
+    }
+    return [
+        _rows(using).filter(
+            state=StateLiteral(state), retry_until__lt=Now() - Value(length, output_field=DurationField())
+        )
+        for state, length in kept.items()
+    ]
+
+
+def _old_attempts(retention: Retention, using: str) -> QuerySet[DeliveryAttempt]:
+    kept = Value(retention.attempts, output_field=DurationField())
+    return DeliveryAttempt.objects.using(using).filter(started_at__lt=Now() - kept)

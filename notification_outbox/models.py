@@ -87,7 +87,7 @@ class OutboxMessage(models.Model):
             models.Index(
                 fields=["encryption_key_id", "id"], name="outbox_key", condition=Q(sealed__isnull=False)
             ),
-            models.Index(fields=["retry_until"], name="outbox_purge"),
+            models.Index(fields=["state", "retry_until"], name="outbox_purge"),
         ]
         constraints = [
             models.CheckConstraint(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from django.db import router
 
 from . import leases, stats
+from .conf import Retention
 from .envelope import Binding, Keyring, open_sealed, seal
 from .exceptions import Tampered
 from .leases import Resealed
@@ -30,6 +31,30 @@ def requeue(ids: Iterable[int], *, using: str | None = None) -> int:
     return sum(
         leases.requeue(ordered[start : start + CHUNK], using=alias) for start in range(0, len(ordered), CHUNK)
     )
+
+
+def purge(
+    retention: Retention,
+    *,
+    using: str | None = None,
+    progress: Callable[[int], None] = lambda deleted: None,
+) -> int:
+    """Delete settled messages and attempts that are kept no longer, ``CHUNK`` to a transaction; return how many.
+
+    Workers do the same by themselves once a minute; this is for those started with ``--no-purge``.
+    """
+    alias = using or router.db_for_write(OutboxMessage)
+    total = 0
+    for purge_chunk in (leases.purge, leases.purge_attempts):
+        while deleted := purge_chunk(retention=retention, limit=CHUNK, using=alias):
+            total += deleted
+            progress(total)
+    return total
+
+
+def purgeable(retention: Retention, *, using: str | None = None) -> tuple[int, int]:
+    """Return how many messages, and how many attempts by their own age, ``purge`` would delete."""
+    return leases.purgeable(retention=retention, using=using or router.db_for_write(OutboxMessage))
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """The worker: claims what it can start, runs the deliveries, settles in batches, drains when told to stop.
 
 Owns the event loop's side: who is in hand, until when, and what is not settled yet. It decides nothing about a
-message (``delivery`` does) and writes no row (``leases`` does). Database work runs in two threads of its own,
-one for claims and renewals, one for settlements, so neither waits for the other. A database that is away is
-waited for: outcomes are kept until they are recorded.
+message (``delivery`` does) and writes no row (``leases`` does). Database work runs in threads of its own, one for
+claims and renewals, one for settlements, one for housekeeping, so none waits for another. A database that is
+away is waited for: outcomes are kept until they are recorded.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, TypeVar
 
-from django.db import DataError, IntegrityError, InterfaceError, OperationalError, connections
+from django.db import DataError, IntegrityError, InterfaceError, OperationalError
 
 from . import leases, stats
 from .conf import LEASE_MARGIN, PublisherSettings, Settings
+from .database import DatabaseThread
 from .delivery import Rules, classify, deliver
 from .envelope import Claim
+from .housekeeping import keep_house
 from .leases import Settlement
 from .lifecycle import Outcome, Verdict
 from .publishers import Publisher, build
@@ -105,40 +105,13 @@ class _Lane:
         return not self.held or self.room >= self.refill
 
 
-class _DatabaseThread:
-    """One thread with a Django connection of its own, closed when it broke and at the end."""
-
-    def __init__(self, using: str, name: str) -> None:
-        self._using = using
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"outbox-{name}")
-
-    async def __call__(self, function: Callable[..., T], /, **arguments: object) -> T:
-        call = partial(self._run, function, **arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
-
-    def _run(self, function: Callable[..., T], /, **arguments: object) -> T:
-        try:
-            return function(**arguments, using=self._using)
-        except (OperationalError, InterfaceError):
-            # a locked SQLite or a deadlock leaves a good connection, and a new one costs little
-            connections[self._using].close()
-            raise
-
-    def _hang_up(self) -> None:
-        connections[self._using].close()
-
-    async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._executor, self._hang_up)
-        self._executor.shutdown()
-
-
 class Worker:
     """Delivers the messages of some lanes from one database until it is stopped.
 
     ``publishers``: aliases to serve (default: all). ``concurrency``: deliveries at once in each lane (default:
     the alias's own). ``shutdown_timeout``: seconds that running deliveries may still take after ``stop()``.
     ``until``: "stopped", "idle" (nothing is due any more) or "empty" (nothing waits any more, retries included).
-    May be run again after it returned.
+    ``purge``: whether it also deletes what ``RETENTION`` no longer keeps. May be run again after it returned.
     """
 
     def __init__(
@@ -151,6 +124,7 @@ class Worker:
         shutdown_timeout: float = 30.0,
         until: Until = "stopped",
         worker_id: str = "",
+        purge: bool = True,
     ) -> None:
         self._settings = settings
         self.using = using
@@ -159,6 +133,7 @@ class Worker:
         self._concurrency = concurrency
         self._shutdown_timeout = shutdown_timeout
         self._until = until
+        self._purge = purge
         self.aliases = [chosen.alias for chosen in self._chosen]
         self.worker_id = worker_id or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
         self._begin()
@@ -177,9 +152,9 @@ class Worker:
         self._begin()
         self._lanes = [_Lane(chosen, self._concurrency or chosen.concurrency) for chosen in self._chosen]
         async with AsyncExitStack() as stack:
-            self._claiming = _DatabaseThread(self.using, "claim")
+            self._claiming = DatabaseThread(self.using, "claim")
             stack.push_async_callback(self._claiming.close)
-            self._settling = _DatabaseThread(self.using, "settle")
+            self._settling = DatabaseThread(self.using, "settle")
             stack.push_async_callback(self._settling.close)
             for lane in self._lanes:
                 await lane.publisher.open()
@@ -190,6 +165,10 @@ class Worker:
                     tasks.create_task(self._renew_forever()),
                     tasks.create_task(self._until_stopped(self._report_forever())),
                 ]
+                if self._purge:
+                    thread = DatabaseThread(self.using, "housekeeping")
+                    stack.push_async_callback(thread.close)
+                    keepers.append(tasks.create_task(keep_house(thread, self._settings.retention)))
                 with suppress(_Stopped):
                     await self._claim_until_done(tasks)
                 await self._drain()
@@ -220,13 +199,18 @@ class Worker:
             busy = any(lane.held for lane in self._lanes)
             if found:
                 pause = FIRST_POLL
-            elif self._until == "idle" and not busy:
-                return
             due, _ = await self._ask(leases.next_due, publishers=self.aliases)
-            if due is None and self._until == "empty" and not busy:
+            if not busy and not found and self._done(due):
                 return
             await self._wait(self._stopping, pause if due is None else min(pause, max(due, FIRST_POLL)))
             pause = min(pause * POLL_GROWTH, self._settings.poll_interval)
+
+    def _done(self, due: float | None) -> bool:
+        """Say whether the work is done when the next row may be taken in ``due`` seconds.
+
+        A row that is due and was not claimed is not nothing: somebody else holds it locked for a moment.
+        """
+        return self._until != "stopped" and (due is None or (self._until == "idle" and due > 0))
 
     async def _claim(self, lane: _Lane, tasks: asyncio.TaskGroup) -> tuple[int, int]:
         """Claim what the lane can hold; return how many were wanted and how many came."""

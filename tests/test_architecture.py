@@ -34,17 +34,19 @@ MAY_IMPORT = {
     "transport": "connector exceptions lifecycle resolver urls",
     "publishers": "conf drafts envelope exceptions lifecycle reading signing transport urls",
     # movers: the only code that moves a message
-    "leases": "envelope lifecycle models",
+    "leases": "conf envelope lifecycle models",
     # steps
     "inserts": "envelope exceptions lifecycle models",
     "outbox": "conf drafts envelope exceptions inserts lifecycle models payloads publishers",
     "delivery": "drafts envelope exceptions lifecycle payloads publishers",
     # services
     "stats": "lifecycle models",
-    "operations": "envelope exceptions leases models stats",
+    "operations": "conf envelope exceptions leases models stats",
     "doctor": "conf models stats",
     # loop
-    "worker": "conf delivery envelope leases lifecycle publishers stats",
+    "database": "",
+    "housekeeping": "conf database leases",
+    "worker": "conf database delivery envelope housekeeping leases lifecycle publishers stats",
     # doors
     "checks": "conf exceptions publishers",
     "apps": "checks",

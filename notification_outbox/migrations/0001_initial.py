@@ -77,7 +77,7 @@ class Migration(migrations.Migration):
                         fields=["encryption_key_id", "id"],
                         name="outbox_key",
                     ),
-                    models.Index(fields=["retry_until"], name="outbox_purge"),
+                    models.Index(fields=["state", "retry_until"], name="outbox_purge"),
                 ],
                 "constraints": [
                     models.CheckConstraint(

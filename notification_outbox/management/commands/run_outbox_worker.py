@@ -54,6 +54,12 @@ class Command(BaseCommand):
             metavar="SECONDS",
             help="how long running deliveries may take after a stop signal (default: 30)",
         )
+        parser.add_argument(
+            "--no-purge",
+            dest="purge",
+            action="store_false",
+            help="leave the deleting of what RETENTION no longer keeps to other workers or to outbox_purge",
+        )
         until = parser.add_mutually_exclusive_group()
         until.add_argument(
             "--once",
@@ -88,6 +94,7 @@ class Command(BaseCommand):
                     concurrency=options["concurrency"],
                     shutdown_timeout=options["shutdown_timeout"],
                     until=until,
+                    purge=options["purge"],
                 )
                 for alias in dict.fromkeys(databases)
             ]

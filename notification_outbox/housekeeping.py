@@ -1,0 +1,48 @@
+"""Housekeeping: deletes what retention no longer keeps, beside the deliveries and never in their way.
+
+Works in small locked chunks with a pause between them, in a thread of its own. Whatever goes wrong here is said
+once and tried again at the next round: a failing purge never stops or delays a delivery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from django.db import Error
+
+from . import leases
+from .conf import Retention
+from .database import DatabaseThread
+
+logger = logging.getLogger("notification_outbox")
+
+EVERY = 60.0
+CHUNK = 500
+BREATH = 0.05
+
+
+async def keep_house(database: DatabaseThread, retention: Retention) -> None:
+    """Purge until nothing is left to purge, once a minute, until cancelled."""
+    failing = False
+    while True:
+        try:
+            deleted = await _purge(database, retention)
+        except Error as error:
+            if not failing:
+                logger.error("outbox purge failed error=%s: it is tried again", type(error).__name__)
+            failing = True
+        else:
+            failing = False
+            if deleted:
+                logger.info("outbox purge deleted=%s", deleted)
+        await asyncio.sleep(EVERY)
+
+
+async def _purge(database: DatabaseThread, retention: Retention) -> int:
+    total = 0
+    for purge in (leases.purge, leases.purge_attempts):
+        while deleted := await database(purge, retention=retention, limit=CHUNK):
+            total += deleted
+            await asyncio.sleep(BREATH)
+    return total
