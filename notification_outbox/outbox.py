@@ -88,7 +88,8 @@ def enqueue(
     It is due after ``delay`` (timedelta or seconds) or at ``available_at`` (aware datetime), and given up
     ``give_up_after`` that, by the database's clock. ``on_invalid="quarantine"`` stores a message whose data
     breaks a rule (URL, header values, body) as quarantined, with its receipt, instead of raising: one bad
-    customer URL never rolls back a payment.
+    customer URL never rolls back a payment. ``ordering_key`` is stored and bound to the message; workers do not
+    keep order by it yet.
 
     Raises ``NotInTransaction`` outside ``atomic()`` and ``InvalidMessage`` naming field and rule; neither has
     touched the database.

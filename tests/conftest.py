@@ -6,11 +6,18 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 from django.conf import settings as django_settings
 
 from tests.processes import Outbox, Started
 from tests.receiver import Receiver
+
+# how fast a shared machine makes up examples is not what any test is about
+hypothesis.settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -259,7 +259,7 @@ JSON_VALUES = st.dictionaries(
 
 
 @pytest.mark.parametrize("mode", BODIES)
-@examples(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(first=JSON_VALUES, second=JSON_VALUES, key=st.integers(0, 10**12))
 def test_one_key_binds_one_content_in_every_mode(
     tx: None, body_mode: Callable[..., None], mode: str, first: Any, second: Any, key: int
