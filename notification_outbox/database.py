@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from django.db import InterfaceError, OperationalError, connections
+from django.db import Error, connections
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class DatabaseThread:
     def _run(self, function: Callable[..., T], /, **arguments: object) -> T:
         try:
             return function(**arguments, using=self._using)
-        except (OperationalError, InterfaceError):
+        except Error:
             # a locked SQLite or a deadlock leaves a good connection, and a new one costs little
             connections[self._using].close()
             raise

@@ -74,8 +74,9 @@ class Destination:
 class DestinationPolicy:
     """What destinations may be: https to public addresses on ``ports``, and exactly what is opened besides.
 
-    ``secure`` maps each opened host to the ports opened with it, ``insecure`` each host that http may reach
-    to its http ports; such a host is in ``secure`` as well. Hosts are in normal form.
+    ``secure`` maps each opened host to the ports it is opened on, ``insecure`` each host that http may reach
+    to its http ports; such a host is in ``secure`` as well. On any other port an opened host is a host like
+    every other. Hosts are in normal form.
     """
 
     ports: frozenset[int] = frozenset({443, 8443})
@@ -95,8 +96,8 @@ class DestinationPolicy:
         """Return the policy of a project's options; ConfigurationError names option and place, no entry.
 
         ``allow_hosts``     ``"host"`` or ``"host:port"`` (IPv6: ``"[::1]:9443"``): this very host may be a
-                            single label, have a reserved suffix, be or resolve to any address. A port is
-                            opened with it.
+                            single label, have a reserved suffix, be or resolve to any address, on this
+                            port only, or without one on ``ports``.
         ``allow_networks``  ``"10.2.0.0/16"``: these addresses are open to every destination.
         ``insecure_hosts``  like ``allow_hosts``, and reached by http too, on the entry's port or else on 80.
         """
@@ -104,9 +105,14 @@ class DestinationPolicy:
             _host_entry("insecure_hosts", *entry) for entry in _entries("insecure_hosts", insecure_hosts)
         ]
         secure = [_host_entry("allow_hosts", *entry) for entry in _entries("allow_hosts", allow_hosts)]
+        open_ports = frozenset(_port(*entry) for entry in _entries("ports", ports))
         return cls(
-            ports=frozenset(_port(*entry) for entry in _entries("ports", ports)),
-            secure=_by_host(secure + insecure),
+            ports=open_ports,
+            secure=_by_host(
+                (host, named)
+                for host, port in secure + insecure
+                for named in ([port] if port else open_ports)
+            ),
             insecure=_by_host((host, port or DEFAULT_PORTS["http"]) for host, port in insecure),
             networks=tuple(_network(*entry) for entry in _entries("allow_networks", allow_networks)),
         )
@@ -130,12 +136,15 @@ class DestinationPolicy:
             return port in self.ports or port in self.secure.get(host, ())
         return scheme == "http" and port in self.insecure.get(host, ())
 
+    def _opens(self, host: str, port: int) -> bool:
+        return port in self.secure.get(host, ()) or port in self.insecure.get(host, ())
+
     def judge(self, host: str, port: int, address: str | _Address) -> Denial | None:
         """Return why ``host`` (in normal form) must not be dialled at ``address``, or None when it may be."""
         denial = judge(address)
         if denial in (None, Denial.ZONE, Denial.MALFORMED):
             return denial
-        if host in self.secure and (self.admits("https", host, port) or self.admits("http", host, port)):
+        if self._opens(host, port):
             return None
         address = ip_address(address)
         # the networks of the other IP version never hold it
@@ -151,7 +160,7 @@ class DestinationPolicy:
         if address is not None:
             if not spelled.isascii() or self.judge(host, port, address) is not None:
                 raise RuleError("denied-address")
-        elif host not in self.secure:
+        elif not self._opens(host, port):
             check_public(host)
         if not self.admits(scheme, host, port):
             raise RuleError("port")

@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from django.db import DataError, IntegrityError, InterfaceError, OperationalError
+from django.db import DataError, Error, IntegrityError
 
 from . import leases, stats
 from .conf import LEASE_MARGIN, PublisherSettings, Settings
@@ -332,8 +332,6 @@ class Worker:
         while True:
             try:
                 lost = await self._settling(leases.settle, settlements=batch)
-            except (OperationalError, InterfaceError) as error:
-                self._away("settle", error)
             except (IntegrityError, DataError) as error:
                 if len(batch) == 1:
                     logger.error(
@@ -342,6 +340,9 @@ class Worker:
                     return batch
                 # one bad row must not lose the others
                 return [lost for one in batch for lost in await self._record([one])]
+            except Error as error:
+                # also a server that became read-only (a demoted primary) or lost its tables for a while
+                self._away("settle", error)
             else:
                 self._back("settle")
                 return lost
@@ -355,7 +356,7 @@ class Worker:
         while True:
             await asyncio.sleep(min(lane.settings.lease for lane in self._lanes) / 8)
             # a database that is away is asked by those who need more of it
-            with suppress(OperationalError, InterfaceError):
+            with suppress(Error):
                 await self._renew(0.5)
 
     async def _renew(self, share: float) -> None:
@@ -403,7 +404,7 @@ class Worker:
             if not one.settling:
                 self._hand_back(lane, one)
         try:
-            async with asyncio.timeout(self._shutdown_timeout + AWAY_PAUSE[1]):
+            async with asyncio.timeout(AWAY_PAUSE[1]):
                 while any(lane.held for lane in self._lanes):
                     await self._wait(self._freed, AWAY_PAUSE[0])
                     self._freed.clear()
@@ -442,7 +443,7 @@ class Worker:
                     await self._renew(1.0)
                 asked = loop.time()
                 answer = await self._claiming(function, **arguments)
-            except (OperationalError, InterfaceError) as error:
+            except Error as error:
                 self._away("claim", error)
             else:
                 self._back("claim")

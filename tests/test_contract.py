@@ -109,6 +109,7 @@ def test_a_moment_of_its_own_is_kept_and_a_past_one_is_now(tx: None) -> None:
     """``available_at`` is kept to the microsecond; what lies in the past is due at once."""
     moment = datetime.now(UTC) + timedelta(days=1, microseconds=7)
     assert stored(enqueue("t", {}, to=URL, available_at=moment)).due_at == moment
+    assert stored(enqueue("t", {}, to=URL, available_at=datetime.min.replace(tzinfo=UTC))).state == "pending"
     past = stored(enqueue("t", {}, to=URL, available_at=datetime(2020, 1, 1, tzinfo=UTC)))
     assert past.due_at == past.created_at
     assert past.retry_until - past.due_at == timedelta(days=3)
@@ -133,6 +134,7 @@ def test_a_message_can_have_a_horizon_of_its_own(tx: None, span: Any) -> None:
         ({"give_up_after": timedelta(days=31)}, "give_up_after", "duration"),
         ({"available_at": datetime(2030, 1, 1)}, "available_at", "aware"),  # noqa: DTZ001
         ({"available_at": "tomorrow"}, "available_at", "aware"),
+        ({"available_at": datetime.max.replace(tzinfo=UTC)}, "available_at", "duration"),
         ({"available_at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 1}, "available_at", "due-twice"),
         ({"on_invalid": "ignore"}, "on_invalid", "choice"),
         ({"ordering_key": "a\nb"}, "ordering_key", "identifier-printable"),

@@ -14,7 +14,14 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connection, connections
+from django.db import (
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+    connection,
+    connections,
+)
 from django.db.models import F
 from django.db.models.functions import Now
 
@@ -334,19 +341,29 @@ def test_a_stopped_worker_can_run_again_and_stop_before_run_does_nothing(outbox:
     assert outbox.states() == {"delivered": 2}
 
 
+@pytest.mark.parametrize("error", [OperationalError, InternalError, ProgrammingError, InterfaceError])
 def test_outcomes_outlive_a_database_that_is_away(
-    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]
 ) -> None:
-    """A settlement that fails is kept and repeated; the outage is logged once, and its end."""
+    """Whatever the database says, settlements and claims are repeated; the outage is logged once, and its end."""
     failures = iter(range(4))
 
     def flaky(settlements: Any, *, using: str) -> Any:
         if next(failures, None) is not None:
-            raise OperationalError("the server closed the connection")
+            raise error("the server became read-only")
         return real(settlements, using=using)
 
-    real = leases.settle
+    refused: list[bool] = []
+
+    def refuse_once(*arguments: Any, **named: Any) -> Any:
+        if not refused:
+            refused.append(True)
+            raise error("the server became read-only")
+        return claim(*arguments, **named)
+
+    real, claim = leases.settle, leases.claim
     monkeypatch.setattr(leases, "settle", flaky)
+    monkeypatch.setattr(leases, "claim", refuse_once)
     outbox.enqueue(3)
     with caplog.at_level(logging.INFO, "notification_outbox"):
         outbox.work()
@@ -354,7 +371,7 @@ def test_outcomes_outlive_a_database_that_is_away(
     assert len(outbox.receiver.requests) == 3
     said = [record.message for record in caplog.records if "database" in record.message]
     assert said == [
-        "outbox database away role=settle error=OperationalError",
+        f"outbox database away role=settle error={error.__name__}",
         "outbox database back role=settle after=4",
     ]
 
