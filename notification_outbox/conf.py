@@ -93,6 +93,7 @@ class Settings:
     max_body_bytes: int
     poll_interval: float
     log_attempts: str
+    use_tz: bool
     validators: Validators
     retention: Retention
     databases: tuple[str, ...]
@@ -119,7 +120,7 @@ def _scope(value: object) -> str | Callable[[], str]:
 
 
 def _secret(value: object) -> bytes:
-    material = value.encode() if isinstance(value, str) else value
+    material = value.encode(errors="replace") if isinstance(value, str) else value
     if not isinstance(material, bytes) or len(material) < 16:
         raise BadValue("a secret of at least 16 characters or bytes")
     return material
@@ -128,7 +129,12 @@ def _secret(value: object) -> bytes:
 def _keyring(value: object) -> Keyring:
     problem = f"a dict of key id to {KEY_BYTES} bytes in base64, the sealing key first, or what returns one"
     if callable(value) or isinstance(value, str):
-        value = dotted(problem)(value)()
+        load, value = dotted(problem)(value), None
+        try:
+            value = load()
+        except Exception as error:
+            # its text may hold what a vault answered
+            problem = f"a callable that returns keys; it raised {type(error).__name__}"
     if not isinstance(value, Mapping) or not value:
         raise BadValue(problem)
     keys: dict[str, bytes] = {}
@@ -216,7 +222,7 @@ def _publisher(path: str, alias: str, raw: object) -> PublisherSettings:
 
 def _publishers(section: Section, secret: bytes) -> Mapping[str, PublisherSettings]:
     raw = section.take("PUBLISHERS", mapping, EMPTY)
-    found = {}
+    found: dict[str, PublisherSettings] = {}
     if not raw:
         # zero settings run: receivers can verify, and a deploy check asks for a key of its own
         raw = {"default": {"OPTIONS": {"signer": HttpMessageSigner.from_secret(secret)}}}
@@ -224,11 +230,13 @@ def _publishers(section: Section, secret: bytes) -> Mapping[str, PublisherSettin
         path = f"{section.path}['PUBLISHERS']['{alias}']"
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", alias):
             raise ConfigurationError(f"{path}: expected an alias of 1 to 63 letters, digits, '_', '.', '-'")
+        if alias.lower() in map(str.lower, found):
+            raise ConfigurationError(f"{path}: another alias differs only in case")
         found[alias] = _publisher(path, alias, options)
     return MappingProxyType(found)
 
 
-def read(raw: object, *, secrets: Sequence[bytes]) -> Settings:
+def read(raw: object, *, secrets: Sequence[bytes], use_tz: bool = True) -> Settings:
     """Return the settings that ``raw`` (the dict of ``NOTIFICATION_OUTBOX``) stands for, or raise.
 
     ``secrets`` are ``SECRET_KEY`` and its fallbacks, from which missing keys are derived.
@@ -245,6 +253,7 @@ def read(raw: object, *, secrets: Sequence[bytes]) -> Settings:
         max_body_bytes=section.take("MAX_BODY_BYTES", integer(1, HARD_MAX_BYTES), 1024 * 1024),
         poll_interval=section.take("POLL_INTERVAL", duration(0.01, 3600), 1.0),
         log_attempts=section.take("LOG_ATTEMPTS", choice(*LOG_ATTEMPTS), "failures"),
+        use_tz=use_tz,
         validators=section.take("VALIDATORS", _validators, Validators()),
         retention=_retention(section),
         databases=section.take("DATABASES", texts, ()),
@@ -258,11 +267,15 @@ def read(raw: object, *, secrets: Sequence[bytes]) -> Settings:
 def get() -> Settings:
     """Return this process's settings, read at first use and again when a test changes them."""
     secrets = (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS)
-    return read(getattr(django_settings, NAME, {}), secrets=[force_bytes(secret) for secret in secrets])
+    return read(
+        getattr(django_settings, NAME, {}),
+        secrets=[force_bytes(secret) for secret in secrets],
+        use_tz=django_settings.USE_TZ,
+    )
 
 
 def _forget(*, setting: str, **_kwargs: object) -> None:
-    if setting in (NAME, "SECRET_KEY", "SECRET_KEY_FALLBACKS"):
+    if setting in (NAME, "SECRET_KEY", "SECRET_KEY_FALLBACKS", "USE_TZ"):
         get.cache_clear()
 
 

@@ -28,7 +28,7 @@ from .lifecycle import (
     Verdict,
     decide,
 )
-from .payloads import Validators, serialise
+from .payloads import Validators, bind, serialise
 from .publishers import Publisher
 
 # seconds; between them a row that waits for a key is looked at again after an eighth of its age
@@ -41,6 +41,7 @@ class Rules:
 
     validators: Validators
     max_body_bytes: int
+    body: str = "plain"
 
 
 async def deliver(
@@ -97,6 +98,12 @@ def check(message: Message, publisher: Publisher, rules: Rules, *, checked: bool
     if not checked:
         header_fields(dict(message.headers))
         serialise(message.body, message.content_type, rules.max_body_bytes)
+        if rules.body == "bound":
+            names = {
+                "idempotency_key": message.idempotency_key,
+                "notification_type": message.notification_type,
+            }
+            bind(message.body, message.body, names, message.account_id)
         to = message.destination
         publisher.validate(
             Draft(message.notification_type, b"", to=to, signing_scope_id=message.signing_scope_id)

@@ -9,7 +9,7 @@ callers with the same keys queue instead of embracing. No lock outlives the call
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -26,6 +26,8 @@ from .lifecycle import QuarantineReason, State
 from .models import OutboxMessage
 
 CHUNK = 300
+# a MariaDB server takes 16 MB at once by default, and text of binary data is twice as long
+CHUNK_BYTES = 4 * 1024 * 1024
 
 Ids = dict[uuid.UUID, int]
 
@@ -74,12 +76,25 @@ def store(rows: Sequence[NewRow], *, using: str) -> list[Stored]:
         _compare(row, same.content_mac, same.binding.signing_scope_id, same.binding.ordering_key)
     ordered = sorted(wanted.values(), key=lambda row: row.name)
     stored: dict[uuid.UUID, Stored] = {}
-    for start in range(0, len(ordered), CHUNK):
-        stored |= _store_chunk(ordered[start : start + CHUNK], using)
+    for chunk in _chunks(ordered):
+        stored |= _store_chunk(chunk, using)
     return [
         stored[row.name] if wanted[row.name] is row else stored[row.name]._replace(created=False)
         for row in rows
     ]
+
+
+def _chunks(rows: Sequence[NewRow]) -> Iterator[Sequence[NewRow]]:
+    chunk: list[NewRow] = []
+    size = 0
+    for row in rows:
+        if chunk and (len(chunk) == CHUNK or size + len(row.sealed) > CHUNK_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(row)
+        size += len(row.sealed)
+    if chunk:
+        yield chunk
 
 
 def _store_chunk(rows: Sequence[NewRow], using: str) -> dict[uuid.UUID, Stored]:

@@ -11,7 +11,7 @@ from django.db import router
 from . import leases, stats
 from .conf import Retention
 from .envelope import Binding, Keyring, open_sealed, seal
-from .exceptions import Tampered
+from .exceptions import Tampered, UnknownKey
 from .leases import Resealed
 from .models import OutboxMessage
 
@@ -59,7 +59,7 @@ def purgeable(retention: Retention, *, using: str | None = None) -> tuple[int, i
 
 @dataclass
 class Rotation:
-    """What ``rotate_keys`` did. ``unknown`` counts by key id the rows no configured key opens."""
+    """What ``rotate_keys`` did. ``unknown`` counts by key id, or ``version n``, the rows not opened here."""
 
     resealed: int = 0
     tampered: int = 0
@@ -97,8 +97,14 @@ def rotate_keys(
         last = 0
         while chunk := list(rows.filter(id__gt=last).order_by("id")[:RESEAL_CHUNK]):
             last = chunk[-1].id
-            fresh = [resealed for row in chunk if (resealed := _resealed(row, keyring)) is not None]
-            rotation.tampered += len(chunk) - len(fresh)
+            fresh = []
+            for row in chunk:
+                try:
+                    fresh.append(_resealed(row, keyring))
+                except UnknownKey as error:
+                    rotation.unknown[error.key_id] += 1
+                except Tampered:
+                    rotation.tampered += 1
             rotation.resealed += len(fresh) if dry_run else leases.reseal(fresh, using=alias)
             progress(rotation.resealed)
     # web processes with the old settings may have sealed more meanwhile: the table is right
@@ -106,13 +112,10 @@ def rotate_keys(
     return rotation
 
 
-def _resealed(row: OutboxMessage, keyring: Keyring) -> Resealed | None:
-    """Return a row under the current key, or None when it was tampered with."""
+def _resealed(row: OutboxMessage, keyring: Keyring) -> Resealed:
+    """Return a row under the current key. Raises ``Tampered``, or ``UnknownKey`` for a version of its own."""
     before = Binding.of(row)
     sealed = bytes(row.sealed or b"")
-    try:
-        content = open_sealed(sealed, before, keyring)
-    except Tampered:
-        return None
+    content = open_sealed(sealed, before, keyring)
     after = replace(before, encryption_key_id=keyring.current_id)
     return Resealed(row.id, row.encryption_key_id, sealed, keyring.current_id, seal(content, after, keyring))

@@ -38,6 +38,8 @@ from .payloads import HARD_MAX_BYTES, bind, check_size, is_json, serialise, wrap
 from .publishers import publisher_for
 
 OnInvalid = Literal["raise", "quarantine"]
+# how much of what breaks a rule is kept: beyond it is no customer's typing error
+MAX_KEPT = 16 * 1024
 REFUSED_DESTINATION = "(refused)"
 
 T = TypeVar("T")
@@ -223,7 +225,7 @@ def _prepare(draft: Draft, settings: conf.Settings, on_invalid: OnInvalid) -> Ne
         binding=binding,
         sealed=seal(content, binding, settings.keyring),
         content_mac=settings.lookup.content_mac(payload, content_type, headers),
-        due=due(draft),
+        due=_due(draft, use_tz=settings.use_tz),
         give_up_after=give_up_after,
         refused=f"{fault.field}:{fault.rule}" if fault else "",
     )
@@ -249,7 +251,8 @@ def _body(
     body = payload
     if lane.body != "plain" and not is_json(content_type):
         raise InvalidMessage("content_type", "body-json", f"this publisher's BODY={lane.body!r} needs JSON")
-    if lane.body == "standard" and faults.first is None:
+    payload_is_json = faults.first is None or faults.first.field != "payload"
+    if lane.body == "standard" and payload_is_json:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         body = wrap(payload, names["notification_type"], now)
     elif lane.body == "bound":
@@ -272,7 +275,19 @@ def _destination(draft: Draft, lane: conf.PublisherSettings, faults: _Faults) ->
         return destination, publisher.display(destination)
     if faults.first is None or named.to is None:
         raise InvalidMessage("to", "missing", "expected a destination")
+    if len(named.to) > MAX_KEPT:
+        raise InvalidMessage(
+            "to", "too-long", f"expected at most {MAX_KEPT} characters, even to be quarantined"
+        )
     return named.to, REFUSED_DESTINATION
+
+
+def _due(draft: Draft, *, use_tz: bool) -> timedelta | datetime:
+    moment = due(draft)
+    if use_tz or isinstance(moment, timedelta):
+        return moment
+    # without time zones the database's columns are in a zone we do not know: say how long from now instead
+    return max(moment - datetime.now(UTC), timedelta(0))
 
 
 def _optional_identifier(field: str, value: Identifier | None) -> str | None:

@@ -203,6 +203,6 @@ class Validators:
             for check in checks:
                 check(value)
             return
-        except (ValueError, ValidationError):
-            pass
+        except (ValidationError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            pass  # also what reading a body of another shape raises
         raise _broken("validator", "the validator of this notification type refuses it")

@@ -69,7 +69,7 @@ def duration(low: float, high: float) -> Callable[[object], float]:
         seconds: float | None = None
         if isinstance(value, timedelta):
             seconds = value.total_seconds()
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+        elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= high:
             seconds = float(value)
         elif isinstance(value, str) and (match := _DURATION.match(value)):
             seconds = float(match[1]) * _UNITS[match[2]]
@@ -142,7 +142,7 @@ def dotted(expected: str) -> Callable[[object], Callable[..., Any]]:
         if isinstance(value, str):
             try:
                 found = import_string(value)
-            except ImportError:
+            except (ImportError, ValueError):
                 found = None
         if not callable(found):
             raise BadValue(expected)

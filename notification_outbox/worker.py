@@ -64,8 +64,9 @@ class _Held:
 class _Lane:
     """One publisher alias at work: its publisher, its slots and what is in hand for it."""
 
-    def __init__(self, settings: PublisherSettings, concurrency: int) -> None:
+    def __init__(self, settings: PublisherSettings, project: Settings, concurrency: int) -> None:
         self.settings = settings
+        self.rules = Rules(project.validators, project.max_body_bytes, settings.body)
         self.publisher: Publisher = build(settings)
         self.slots = asyncio.Semaphore(concurrency)
         self.capacity = 2 * concurrency
@@ -128,7 +129,6 @@ class Worker:
     ) -> None:
         self._settings = settings
         self.using = using
-        self._rules = Rules(settings.validators, settings.max_body_bytes)
         self._chosen = [settings.publisher(alias) for alias in publishers or settings.publishers]
         self._concurrency = concurrency
         self._shutdown_timeout = shutdown_timeout
@@ -150,7 +150,9 @@ class Worker:
     async def run(self) -> None:
         """Work until stopped or done. Raises ``ConfigurationError`` before anything is claimed."""
         self._begin()
-        self._lanes = [_Lane(chosen, self._concurrency or chosen.concurrency) for chosen in self._chosen]
+        self._lanes = [
+            _Lane(chosen, self._settings, self._concurrency or chosen.concurrency) for chosen in self._chosen
+        ]
         async with AsyncExitStack() as stack:
             self._claiming = DatabaseThread(self.using, "claim")
             stack.push_async_callback(self._claiming.close)
@@ -259,7 +261,7 @@ class Worker:
                     held.claim,
                     lane.publisher,
                     keyring=self._settings.keyring,
-                    rules=self._rules,
+                    rules=lane.rules,
                     policy=settings.retry,
                     timeout=settings.attempt_timeout,
                 )

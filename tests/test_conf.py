@@ -45,6 +45,10 @@ def scope() -> str:
     return "from a callable"
 
 
+def broken_vault() -> None:
+    raise RuntimeError("secretmark")
+
+
 NOT_CALLABLE = "text"
 
 
@@ -110,6 +114,11 @@ def test_durations_have_many_spellings(value: Any, seconds: float) -> None:
         ({"ENCRYPTION_KEYS": {"a": "short"}}, "expected a dict of key id to 32 bytes"),
         ({"ENCRYPTION_KEYS": {"a": "!secretmark!"}}, "expected a dict of key id to 32 bytes"),
         ({"ENCRYPTION_KEYS": {"": KEY}}, "expected key ids"),
+        ({"ENCRYPTION_KEYS": broken_vault}, "a callable that returns keys; it raised RuntimeError"),
+        ({"ENCRYPTION_KEYS": ".x"}, "expected a dict of key id to 32 bytes"),
+        ({"VALIDATORS": {"a": ".x"}}, "expected a dict of notification type patterns"),
+        ({"PUBLISHERS": {"x": {"GIVE_UP_AFTER": 10**400}}}, r"\['GIVE_UP_AFTER'\]: expected"),
+        ({"PUBLISHERS": {"x": {}, "X": {}}}, "another alias differs only in case"),
         ({"LOOKUP_KEY": "secretmark"}, r"\['LOOKUP_KEY'\]: expected a secret of at least 16"),
         ({"CALLER_SCOPE_ID": ""}, r"\['CALLER_SCOPE_ID'\]: expected text"),
         ({"CALLER_SCOPE_ID": "tests.test_conf.NOT_CALLABLE"}, "expected text without a dot"),
@@ -167,6 +176,7 @@ def test_reprs_show_no_secret() -> None:
     ("raw", "told"),
     [
         ({"BACKEND": "no.such.Publisher"}, r"PUBLISHERS\['default'\]: BACKEND is not the dotted path"),
+        ({"BACKEND": ".x"}, "BACKEND is not the dotted path"),
         ({"BACKEND": "tests.test_conf.KEY"}, "BACKEND is not the dotted path of a Publisher"),
         (
             {"BACKEND": "tests.test_conf.Quiet", "OPTIONS": {"volum": 3}},

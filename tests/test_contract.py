@@ -53,6 +53,10 @@ def refuse_negative(payload: Any) -> None:
         raise ValueError(f"the total {payload['total']} is negative")
 
 
+def read_a_missing_key(payload: Any) -> None:
+    payload["secretmark"]
+
+
 def refuse_always(payload: Any) -> None:
     raise ValidationError("no")
 
@@ -130,6 +134,9 @@ def test_a_message_can_have_a_horizon_of_its_own(tx: None, span: Any) -> None:
         ({"delay": "5m"}, "delay", "duration"),
         ({"delay": float("nan")}, "delay", "duration"),
         ({"delay": True}, "delay", "duration"),
+        ({"delay": False}, "delay", "duration"),
+        ({"content_type": "text/plain\r\n ;a=b"}, "content_type", "media-type"),
+        ({"content_type": "text/plain\u2003;a=b"}, "content_type", "media-type"),
         ({"give_up_after": 59}, "give_up_after", "duration"),
         ({"give_up_after": timedelta(days=31)}, "give_up_after", "duration"),
         ({"available_at": datetime(2030, 1, 1)}, "available_at", "aware"),  # noqa: DTZ001
@@ -316,6 +323,11 @@ def test_validators_run_at_enqueue_and_show_no_value(tx: None, body_mode: Callab
     assert caught.value.__context__ is None
     with pytest.raises(InvalidMessage):
         enqueue("x", {}, to=URL)
+    body_mode("plain", VALIDATORS={"order.*": read_a_missing_key})
+    with pytest.raises(InvalidMessage) as caught:
+        enqueue("order.paid", {}, to=URL)
+    assert "secretmark" not in str(caught.value)
+    body_mode("plain", VALIDATORS={"order.*": "tests.test_contract.refuse_negative"})
     enqueue("order.paid", {"total": 44}, to=URL)
     enqueue("refund", {"total": -44}, to=URL)
     assert OutboxMessage.objects.count() == 2
@@ -393,6 +405,50 @@ def test_a_requeue_of_bad_data_holds_it_to_the_rules_again(outbox: Outbox, trans
         outbox.work()
         assert outbox.row(receipt).state == state
     assert [received.body for received in outbox.receiver.requests] == [b'{"n":1}']
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"a":1}', b"[1]", b'{"idempotency_key":"other","notification_type":"order.paid"}']
+)
+def test_a_requeue_never_sends_what_its_mode_refuses(
+    outbox: Outbox, transactional_db: None, body: bytes
+) -> None:
+    """A body that is not bound stays unsent, however often it is requeued."""
+    outbox.configure(BODY="bound")
+    call = {"to": outbox.receiver.url(), "idempotency_key": "k1", "on_invalid": "quarantine"}
+    with transaction.atomic():
+        receipt = enqueue("order.paid", body, **call)
+    assert operations.requeue([receipt.id]) == 1
+    outbox.work()
+    assert (outbox.row(receipt).state, outbox.receiver.connections) == ("quarantined", 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"to": "x" * 20_000},
+        {"headers": {"X-A": "a" * 20_000}},
+        {"headers": {f"X-{n}": "a" for n in range(9000)}},
+    ],
+)
+def test_what_is_far_too_long_is_not_even_kept(tx: None, change: dict[str, Any]) -> None:
+    """Quarantine is for mistakes, not for filling the table."""
+    with pytest.raises(InvalidMessage) as caught:
+        enqueue("t", {}, **({"to": URL} | change), on_invalid="quarantine")
+    assert caught.value.rule in ("too-long", "header-size")
+
+
+def test_many_large_bodies_are_stored_in_several_statements(tx: None) -> None:
+    """No server's packet limit ends the caller's transaction."""
+    drafts = [Draft("t", {"x": "y" * 1_000_000}, to=URL) for _ in range(20)]
+    assert all(receipt.created for receipt in enqueue_many(drafts))
+
+
+def test_without_time_zones_a_moment_is_still_a_moment(tx: None, settings: Any) -> None:
+    """``available_at`` means the same whatever the project's USE_TZ."""
+    settings.USE_TZ = False
+    row = stored(enqueue("t", {}, to=URL, available_at=datetime.now(UTC) + timedelta(hours=2)))
+    assert abs(row.due_at - row.created_at - timedelta(hours=2)) < timedelta(seconds=5)
 
 
 def test_bytes_beyond_the_hard_limit_always_raise(tx: None) -> None:

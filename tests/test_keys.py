@@ -85,6 +85,35 @@ def test_a_rotation_that_leaves_rows_is_not_done(configure: Callable[..., None])
 
 
 @pytest.mark.django_db(transaction=True)
+def test_key_ids_that_differ_in_case_are_two_keys(configure: Callable[..., None]) -> None:
+    """No database's collation may take rows under an old key for rows under the new one."""
+    configure(ENCRYPTION_KEYS={"K1": OLD})
+    fill(4)
+    configure(ENCRYPTION_KEYS={"k1": NEW, "K1": OLD})
+    fill(3)
+    assert "4 messages resealed under 'k1'" in command("outbox_rotate_keys")
+    configure(ENCRYPTION_KEYS={"k1": NEW})
+    assert command("outbox_doctor") == "all is well\n"
+    claims = leases.claim("default", limit=9, budget=10**9, worker="w", lease=9, using="default")
+    assert len([open_claim(one, conf.get().keyring) for one in claims]) == 7
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_version_nobody_knows_does_not_stop_a_rotation(configure: Callable[..., None]) -> None:
+    """The row is counted and named, the others are resealed."""
+    configure(ENCRYPTION_KEYS={"old": OLD})
+    fill(3)
+    row = OutboxMessage.objects.order_by("id")[0]
+    OutboxMessage.objects.filter(id=row.id).update(sealed=b"\x02" + bytes(row.sealed or b"")[1:])
+    configure(ENCRYPTION_KEYS={"new": NEW, "old": OLD})
+    out = io.StringIO()
+    with pytest.raises(CommandError, match="left under 'old'"):
+        call_command("outbox_rotate_keys", stdout=out)
+    assert "2 messages resealed" in out.getvalue()
+    assert "1 messages are under 'version 2'" in out.getvalue()
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_rotation_never_overwrites_what_changed_meanwhile(configure: Callable[..., None]) -> None:
     """Compare-and-swap: a row resealed or expunged by somebody else stays as he left it."""
     configure(ENCRYPTION_KEYS={"old": OLD})

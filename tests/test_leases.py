@@ -77,6 +77,14 @@ def test_a_claim_leaves_what_is_not_due_or_not_its_own() -> None:
     assert set(OutboxMessage.objects.values_list("state", "attempts")) == {("pending", 0)}
 
 
+def test_lanes_that_differ_in_case_are_two_lanes() -> None:
+    """A worker never takes a row for a publisher it was not sealed for."""
+    make(1, publisher="Default")
+    make(1, publisher="default ")
+    assert claim() == []
+    assert leases.next_due(["default"], using="default") is None
+
+
 def test_a_claim_carries_what_was_sealed_and_bound() -> None:
     """The claim has everything that delivery needs, so nothing is read again."""
     make()

@@ -56,7 +56,7 @@ def build(settings: PublisherSettings) -> Publisher:
     cls: object = None
     try:
         cls = import_string(settings.backend)
-    except ImportError:
+    except (ImportError, ValueError):
         pass
     if not isinstance(cls, type) or not issubclass(cls, Publisher):
         raise ConfigurationError(
