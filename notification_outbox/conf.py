@@ -97,6 +97,7 @@ class Settings:
     validators: Validators
     retention: Retention
     databases: tuple[str, ...]
+    deliver: frozenset[str] | None
     derived: frozenset[str]
 
     def __repr__(self) -> str:
@@ -257,6 +258,7 @@ def read(raw: object, *, secrets: Sequence[bytes], use_tz: bool = True) -> Setti
         validators=section.take("VALIDATORS", _validators, Validators()),
         retention=_retention(section),
         databases=section.take("DATABASES", texts, ()),
+        deliver=None,
         derived=derived,
     )
     section.close()

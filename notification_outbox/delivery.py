@@ -31,17 +31,23 @@ from .lifecycle import (
 from .payloads import Validators, bind, serialise
 from .publishers import Publisher
 
-# seconds; between them a row that waits for a key is looked at again after an eighth of its age
-KEY_PAUSE = (5.0, 900.0)
+# last_error of a row that this copy of the project must not send (``DELIVER``)
+NOT_HERE = "not_delivered_here"
+# seconds; between them a row that waits for another worker is looked at again after an eighth of its age
+WAIT_PAUSE = (5.0, 900.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a message is held to once more before it is published: the project may have become stricter."""
+    """What a message is held to once more before it is published: the project may have become stricter.
+
+    ``deliver``: the destinations, as ``Publisher.display`` shows them, that may be reached at all; None: every one.
+    """
 
     validators: Validators
     max_body_bytes: int
     body: str = "plain"
+    deliver: frozenset[str] | None = None
 
 
 async def deliver(
@@ -50,6 +56,8 @@ async def deliver(
     """Deliver one claimed message and say what came of it. ``timeout`` in seconds bounds the whole attempt."""
     try:
         content = open_claim(claim, keyring)
+        if rules.deliver is not None and claim.binding.destination not in rules.deliver:
+            return _wait_for_others(claim, NOT_HERE)
         message = as_message(claim, content)
         check(message, publisher, rules, checked=content.checked)
         async with asyncio.timeout(timeout):
@@ -114,10 +122,8 @@ def check(message: Message, publisher: Publisher, rules: Rules, *, checked: bool
 def classify(error: BaseException, claim: Claim, policy: RetryPolicy) -> Outcome:
     """Return what becomes of a message when opening or publishing it raised ``error``."""
     if isinstance(error, UnknownKey):
-        # not the row's fault: a deploy may bring the key. The pause grows with the wait.
-        shortest, longest = KEY_PAUSE
-        pause = min(max(claim.age / 8, shortest), longest)
-        return Outcome(Verdict.RELEASED, delay=pause, error=f"{UNKNOWN_KEY}{error.key_id}")
+        # not the row's fault: a deploy may bring the key
+        return _wait_for_others(claim, f"{UNKNOWN_KEY}{error.key_id}")
     if isinstance(error, Tampered):
         return _quarantined(QuarantineReason.TAMPERED)
     if isinstance(error, InvalidMessage):
@@ -142,6 +148,12 @@ def classify(error: BaseException, claim: Claim, policy: RetryPolicy) -> Outcome
         retry_after=retry_after,
         answer=answer,
     )
+
+
+def _wait_for_others(claim: Claim, error: str) -> Outcome:
+    """Hand a row back that this worker cannot or must not send; the pause grows with the wait."""
+    shortest, longest = WAIT_PAUSE
+    return Outcome(Verdict.RELEASED, delay=min(max(claim.age / 8, shortest), longest), error=error)
 
 
 def _quarantined(reason: QuarantineReason, answer: Answer | None = None) -> Outcome:

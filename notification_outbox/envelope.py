@@ -56,6 +56,11 @@ def canonical(values: Iterable[object]) -> bytes:
     return _encode(list(values)).encode()
 
 
+def message_id(dedup_id: uuid.UUID) -> str:
+    """Return the constant name on the wire of the message with this ``dedup_id``."""
+    return f"msg_{dedup_id.hex}"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Content:
     """What is sealed: ``body`` bytes as sent, ``content_type``, caller's ``headers``, the full ``destination``.
@@ -89,7 +94,7 @@ class Binding:
     @property
     def message_id(self) -> str:
         """The message's constant name on the wire."""
-        return f"msg_{self.dedup_id.hex}"
+        return message_id(self.dedup_id)
 
     @classmethod
     def of(cls, row: object) -> Binding:
@@ -133,6 +138,7 @@ class Claim:
     attempt: int
     number: int
     rejections: int
+    lost_leases: int
     age: float
     created_at: datetime.datetime
     traceparent: str

@@ -13,17 +13,20 @@ import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db import connections, transaction
 from django.db.models import (
+    BooleanField,
     Case,
     CharField,
     DateTimeField,
     DurationField,
     Expression,
+    ExpressionWrapper,
     F,
+    Q,
     QuerySet,
     Value,
     When,
@@ -31,25 +34,36 @@ from django.db.models import (
 from django.db.models.functions import Least, Length, Now
 
 from .conf import Retention
-from .envelope import BOUND, Binding, Claim
-from .lifecycle import DEAD, LIVE, UNKNOWN_KEY, Outcome, QuarantineReason, State, Verdict
+from .envelope import BOUND, Binding, Claim, message_id
+from .lifecycle import (
+    DEAD,
+    LIVE,
+    LONE_AT,
+    TOGETHER,
+    UNKNOWN_KEY,
+    Lone,
+    Outcome,
+    QuarantineReason,
+    State,
+    Verdict,
+)
 from .models import DeliveryAttempt, OutboxMessage
 
 LAPSE_SPREAD = timedelta(milliseconds=50)
 MAX_ERROR = 128
 
-# what a claim carries, besides the sealed bytes: whole model instances cost several times as much
+# what a claim carries besides its binding: whole model instances cost several times as much
 CLAIMED = (
     "id",
-    *BOUND,
     "attempts",
     "past_attempts",
     "rejections",
-    "last_error",
+    "lost_leases",
     "due_at",
-    "retry_until",
+    "updated_at",
     "created_at",
     "traceparent",
+    "sealed",
 )
 # the columns a row has while nobody holds it
 UNLEASED: dict[str, Any] = {"lease_token": None, "leased_by": ""}
@@ -75,6 +89,26 @@ class Settlement(NamedTuple):
     outcome: Outcome
     worker: str = ""
     took: float | None = None
+
+
+class Ended(NamedTuple):
+    """A message that a scan found at its end: expired, or quarantined."""
+
+    id: int
+    message_id: str
+    state: State
+
+
+class Claimed(NamedTuple):
+    """What a claim brought. ``more``: it saw as many as it asked for, so more may be due.
+
+    ``lone_met``: it left a message where it was that may only be claimed alone.
+    """
+
+    claims: list[Claim]
+    more: bool
+    lone_met: bool
+    ended: list[Ended]
 
 
 @contextmanager
@@ -109,37 +143,63 @@ def _after(seconds: float) -> Any:
     return Now() + Value(timedelta(seconds=seconds), output_field=DurationField())
 
 
-def claim(publisher: str, *, limit: int, budget: int, worker: str, lease: float, using: str) -> list[Claim]:
+def claim(
+    publisher: str,
+    *,
+    limit: int,
+    budget: int,
+    worker: str,
+    lease: float,
+    suspects: int = TOGETHER,
+    lone: Lone = Lone.TAKEN,
+    using: str,
+) -> Claimed:
     """Lease up to ``limit`` due rows of one lane, oldest due first, under a fresh token.
 
-    Stops before sealed bytes exceed ``budget``, but takes one row if there is one. ``lease`` is in seconds.
-    Overdue rows met on the way are expired. Never waits: what others hold locked is left to them.
+    Stops before sealed bytes exceed ``budget``, but takes one row if there is one. ``lease`` is in seconds. Of
+    rows that lost a lease it takes at most ``suspects``, of those that may only be claimed alone what ``lone``
+    says. Overdue rows met on the way are expired. Never waits: what others hold locked is left to them.
     """
     token = uuid.uuid4()
     with short_transaction(using):
-        due: Any = _lock(
-            _rows(using)
-            .filter(publisher=publisher, state=StateLiteral(State.PENDING), available_at__lte=Now())
-            .order_by("available_at", "id")
-            .annotate(size=Length("sealed"), now=Now())
-            .values_list(*CLAIMED, "size", "now", named=True),
-            skip_locked=True,
+        due = _rows(using).filter(
+            publisher=publisher, state=StateLiteral(State.PENDING), available_at__lte=Now()
         )
-        overdue: list[Any] = []
-        taken: dict[int, Any] = {}
+        if lone is Lone.SKIPPED or not suspects:
+            # a scan must not fill up with rows that it would leave
+            due = due.filter(lost_leases__lt=LONE_AT if suspects else 1)
+        scanned = list(
+            _lock(due.order_by("available_at", "id"), skip_locked=True)
+            .annotate(
+                size=Length("sealed"),
+                overdue=ExpressionWrapper(Q(retry_until__lte=Now()), output_field=BooleanField()),
+            )
+            .values_list("id", "lost_leases", "size", "overdue")[:limit]
+        )
+        overdue: list[int] = []
+        taken: list[int] = []
+        more = len(scanned) == limit
+        lone_met = False
         spent = 0
-        for row in due[:limit]:
-            if row.retry_until <= row.now:
-                overdue.append(row)
-                continue
-            spent += row.size or 0
-            if taken and spent > budget:
-                break
-            taken[row.id] = row
-        _expire(overdue, using)
+        for row_id, lost_leases, size, is_overdue in scanned:
+            if is_overdue:
+                overdue.append(row_id)
+            elif lost_leases >= LONE_AT:
+                if lone is Lone.TAKEN:
+                    taken, more = [row_id], True
+                    break
+                lone_met = True
+            elif not lost_leases or suspects:
+                spent += size or 0
+                if taken and spent > budget:
+                    more = True
+                    break
+                taken.append(row_id)
+                suspects -= lost_leases
+        ended = _expire(overdue, using)
         if not taken:
-            return []
-        _rows(using).filter(id__in=list(taken)).update(
+            return Claimed([], more, lone_met, ended)
+        _rows(using).filter(id__in=taken).update(
             state=State.IN_FLIGHT.value,
             attempts=F("attempts") + 1,
             lease_token=token,
@@ -147,58 +207,95 @@ def claim(publisher: str, *, limit: int, budget: int, worker: str, lease: float,
             available_at=_after(lease),
             updated_at=Now(),
         )
-        sealed = dict(_rows(using).filter(id__in=list(taken)).values_list("id", "sealed"))
-    return [_claim(row, token, sealed[row.id]) for row in taken.values()]
+        rows = {row[0]: row for row in _rows(using).filter(id__in=taken).values_list(*CLAIMED, *BOUND)}
+    claims = [_claim(token, *rows[row_id]) for row_id in taken]
+    return Claimed(claims, more, lone_met, ended)
 
 
-def _claim(row: Any, token: uuid.UUID, sealed: Any) -> Claim:
+def _claim(
+    token: uuid.UUID,
+    row_id: int,
+    attempts: int,
+    past_attempts: int,
+    rejections: int,
+    lost_leases: int,
+    due_at: datetime,
+    now: datetime,
+    created_at: datetime,
+    traceparent: str,
+    sealed: Any,
+    *binding: Any,
+) -> Claim:
     return Claim(
-        id=row.id,
+        id=row_id,
         token=token,
-        binding=Binding.of(row),
+        binding=Binding(*binding),
         sealed=None if sealed is None else bytes(sealed),
-        attempt=row.attempts + 1,
-        number=row.past_attempts + row.attempts + 1,
-        rejections=row.rejections,
-        age=(row.now - row.due_at).total_seconds(),
-        created_at=row.created_at,
-        traceparent=row.traceparent,
+        attempt=attempts,
+        number=past_attempts + attempts,
+        rejections=rejections,
+        lost_leases=lost_leases,
+        age=(now - due_at).total_seconds(),
+        created_at=created_at,
+        traceparent=traceparent,
     )
 
 
-def _expire(rows: Sequence[Any], using: str) -> None:
+def _expire(ids: Sequence[int], using: str) -> list[Ended]:
     """Settle rows whose time ran out. One that waited for a key it never got is not simply late."""
+    if not ids:
+        return []
+    late = _rows(using).filter(id__in=ids)
     settled: dict[str, Any] = {"settled_at": Now(), "updated_at": Now()}
-    unreadable = [row.id for row in rows if row.last_error.startswith(UNKNOWN_KEY)]
-    expired = [row.id for row in rows if row.id not in unreadable]
-    if expired:
-        _rows(using).filter(id__in=expired).update(state=State.EXPIRED.value, **settled)
-    if unreadable:
-        _rows(using).filter(id__in=unreadable).update(
-            state=State.QUARANTINED.value, quarantine_reason=QuarantineReason.UNREADABLE.value, **settled
-        )
+    late.filter(last_error__startswith=UNKNOWN_KEY).update(
+        state=State.QUARANTINED.value, quarantine_reason=QuarantineReason.UNREADABLE.value, **settled
+    )
+    late.filter(state=State.PENDING.value).update(state=State.EXPIRED.value, **settled)
+    return _ended(ids, using)
 
 
-def recover(publisher: str, *, limit: int, using: str) -> int:
-    """Put up to ``limit`` rows whose lease ended back to pending, spread out; return how many."""
+def _ended(ids: Sequence[int], using: str) -> list[Ended]:
+    rows = _rows(using).filter(id__in=ids).values_list("id", "dedup_id", "state")
+    return [Ended(row_id, message_id(dedup_id), State(state)) for row_id, dedup_id, state in rows]
+
+
+class Recovered(NamedTuple):
+    """What became of rows whose lease ended: how many wait again, and which ended their workers too often."""
+
+    pending: int
+    ended: list[Ended]
+
+
+def recover(publisher: str, *, limit: int, using: str) -> Recovered:
+    """Put up to ``limit`` rows whose lease ended back to pending, spread out.
+
+    One that was already claimed alone and lost its lease again is quarantined: it is what ends its workers.
+    """
     with short_transaction(using):
-        ended = _lock(
-            _rows(using)
-            .filter(publisher=publisher, state=StateLiteral(State.IN_FLIGHT), available_at__lte=Now())
-            .order_by("available_at", "id"),
-            skip_locked=True,
+        lapsed = list(
+            _lock(
+                _rows(using)
+                .filter(publisher=publisher, state=StateLiteral(State.IN_FLIGHT), available_at__lte=Now())
+                .order_by("available_at", "id"),
+                skip_locked=True,
+            ).values_list("id", "lost_leases")[:limit]
         )
-        ids = list(ended.values_list("id", flat=True)[:limit])
-        if ids:
-            pauses = {row_id: LAPSE_SPREAD * place for place, row_id in enumerate(ids)}
-            _rows(using).filter(id__in=ids).update(
-                state=State.PENDING.value,
-                lost_leases=F("lost_leases") + 1,
-                available_at=_pause(pauses),
-                updated_at=Now(),
-                **UNLEASED,
+        waiting = [row_id for row_id, lost_leases in lapsed if lost_leases < LONE_AT]
+        deadly = [row_id for row_id, lost_leases in lapsed if lost_leases >= LONE_AT]
+        lost: dict[str, Any] = {"lost_leases": F("lost_leases") + 1, "updated_at": Now(), **UNLEASED}
+        if waiting:
+            pauses = {row_id: LAPSE_SPREAD * place for place, row_id in enumerate(waiting)}
+            _rows(using).filter(id__in=waiting).update(
+                state=State.PENDING.value, available_at=_pause(pauses), **lost
             )
-    return len(ids)
+        if deadly:
+            _rows(using).filter(id__in=deadly).update(
+                state=State.QUARANTINED.value,
+                quarantine_reason=QuarantineReason.WORKER_LOST.value,
+                settled_at=Now(),
+                **lost,
+            )
+        return Recovered(len(waiting), _ended(deadly, using) if deadly else [])
 
 
 def renew(claims: Sequence[Claim], *, lease: float, using: str) -> set[int]:

@@ -52,6 +52,25 @@ class QuarantineReason(StrEnum):
     OPERATOR = "operator"
 
 
+# leases lost in a row after which a message is claimed alone; lost once more, it is what ends its workers
+LONE_AT = 2
+# of messages with fewer lost leases, how many may be in hand at a time
+TOGETHER = 4
+
+
+class Lone(StrEnum):
+    """What a claim does about a message that may only be claimed alone.
+
+    SKIPPED   looks past it
+    REPORTED  leaves it and says that it is there
+    TAKEN     takes the first one and nothing else
+    """
+
+    SKIPPED = "skipped"
+    REPORTED = "reported"
+    TAKEN = "taken"
+
+
 # last_error of a row that waits for a key this process lacks, followed by the key's id
 UNKNOWN_KEY = "unknown_key:"
 

@@ -1,9 +1,9 @@
-"""The worker: claims what it can start, runs the deliveries, settles in batches, drains when told to stop.
+"""The worker: claims what it can start, runs the deliveries, has them settled, drains when told to stop.
 
-Owns the event loop's side: who is in hand, until when, and what is not settled yet. It decides nothing about a
-message (``delivery`` does) and writes no row (``leases`` does). Database work runs in threads of its own, one for
-claims and renewals, one for settlements, one for housekeeping, so none waits for another. A database that is
-away is waited for: outcomes are kept until they are recorded.
+Owns the event loop's side: who is in hand, until when, and who runs. It decides nothing about a message
+(``delivery`` does) and writes no row (``leases`` does). Database work runs in threads of its own, one for claims
+and renewals, one for settlements, one for housekeeping, so none waits for another. A database that is away is
+waited for: outcomes are kept until they are recorded.
 """
 
 from __future__ import annotations
@@ -13,34 +13,44 @@ import logging
 import os
 import secrets
 import socket
-from collections import Counter
-from collections.abc import Callable, Collection, Coroutine
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
-from django.db import DataError, Error, IntegrityError
+from django.db import Error, close_old_connections
+from django.dispatch import Signal
 
-from . import leases, stats
-from .conf import LEASE_MARGIN, PublisherSettings, Settings
-from .database import DatabaseThread
-from .delivery import Rules, classify, deliver
-from .envelope import Claim
+from . import leases, signals, stats
+from .conf import LEASE_MARGIN, Settings
+from .database import DatabaseThread, Outage
+from .delivery import classify, deliver
+from .exceptions import ConfigurationError
 from .housekeeping import keep_house
-from .leases import Settlement
-from .lifecycle import Outcome, Verdict
-from .publishers import Publisher, build
+from .lanes import Held, Lane
+from .leases import Claimed, Ended, Settlement
+from .lifecycle import Outcome, State, Verdict
+from .settling import Settler
+from .suspects import PROCESS
 
 logger = logging.getLogger("notification_outbox")
 
 MAX_BYTES_IN_HAND = 64 * 1024 * 1024
-SETTLE_BATCH = 100
-SETTLE_PAUSE = 0.02
 FIRST_POLL = 0.02
 POLL_GROWTH = 1.5
 RECOVER_EVERY = 1.0
 REPORT_EVERY = 60.0
-AWAY_PAUSE = (0.1, 5.0)
+# seconds that a stopping worker gives its database to answer
+LAST_ANSWER = 5.0
+
+# one thread with a connection for each, so that none waits for another
+ROLES = ("claim", "settle", "housekeeping", "signals")
+SIGNALS = {
+    State.DELIVERED: signals.message_delivered,
+    State.QUARANTINED: signals.message_quarantined,
+    State.EXPIRED: signals.message_expired,
+}
 
 T = TypeVar("T")
 Until = Literal["stopped", "idle", "empty"]
@@ -50,69 +60,15 @@ class _Stopped(Exception):
     """The worker was told to stop while it waited for its database."""
 
 
-@dataclass(eq=False, slots=True)
-class _Held:
-    """A claim in hand. ``ends`` is when its lease ends by the loop's clock, taken before the claim was sent."""
-
-    claim: Claim
-    ends: float
-    task: asyncio.Task[None] | None = None
-    started: bool = False
-    settling: bool = False
-
-
-class _Lane:
-    """One publisher alias at work: its publisher, its slots and what is in hand for it."""
-
-    def __init__(self, settings: PublisherSettings, project: Settings, concurrency: int) -> None:
-        self.settings = settings
-        self.rules = Rules(project.validators, project.max_body_bytes, settings.body)
-        self.publisher: Publisher = build(settings)
-        self.slots = asyncio.Semaphore(concurrency)
-        self.capacity = 2 * concurrency
-        # asked for again when a good part is free: many small claims cost more than one
-        self.refill = max(1, concurrency // 2)
-        self.held: dict[int, _Held] = {}
-        self.unfinished = 0
-        self.bytes_held = 0
-        self.recovered_at = float("-inf")
-
-    def take(self, held: _Held) -> None:
-        if (before := self.held.get(held.claim.id)) is not None:
-            # its lease ended and the row came to us again
-            self.drop(before)
-        self.held[held.claim.id] = held
-        self.unfinished += 1
-        self.bytes_held += len(held.claim.sealed or b"")
-
-    def finish(self, held: _Held) -> None:
-        """Its outcome is known: it makes room for another before the outcome is recorded."""
-        if not held.settling:
-            held.settling = True
-            self.unfinished -= 1
-
-    def drop(self, held: _Held) -> None:
-        self.finish(held)
-        del self.held[held.claim.id]
-        self.bytes_held -= len(held.claim.sealed or b"")
-
-    @property
-    def room(self) -> int:
-        # outcomes that cannot be recorded must not pile up without end
-        return min(self.capacity - self.unfinished, 2 * self.capacity - len(self.held))
-
-    @property
-    def hungry(self) -> bool:
-        return not self.held or self.room >= self.refill
-
-
 class Worker:
     """Delivers the messages of some lanes from one database until it is stopped.
 
     ``publishers``: aliases to serve (default: all). ``concurrency``: deliveries at once in each lane (default:
     the alias's own). ``shutdown_timeout``: seconds that running deliveries may still take after ``stop()``.
     ``until``: "stopped", "idle" (nothing is due any more) or "empty" (nothing waits any more, retries included).
-    ``purge``: whether it also deletes what ``RETENTION`` no longer keeps. May be run again after it returned.
+    ``max_messages``: claim so many, let them end and return. ``poll_interval``: seconds, instead of the
+    setting's. ``liveness_file``: its time of modification says when the worker last was well. ``purge``: whether
+    it also does what ``RETENTION`` asks. May be run again after it returned; run it from one event loop at a time.
     """
 
     def __init__(
@@ -124,6 +80,9 @@ class Worker:
         concurrency: int | None = None,
         shutdown_timeout: float = 30.0,
         until: Until = "stopped",
+        max_messages: int | None = None,
+        poll_interval: float | None = None,
+        liveness_file: Path | None = None,
         worker_id: str = "",
         purge: bool = True,
     ) -> None:
@@ -133,49 +92,67 @@ class Worker:
         self._concurrency = concurrency
         self._shutdown_timeout = shutdown_timeout
         self._until = until
+        self._max_messages = max_messages
+        self._poll_interval = poll_interval or settings.poll_interval
+        self._liveness_file = liveness_file
         self._purge = purge
         self.aliases = [chosen.alias for chosen in self._chosen]
         self.worker_id = worker_id or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
-        self._begin()
+        self.unrecorded = 0
+        self._begin([])
 
-    def _begin(self) -> None:
+    def _begin(self, lanes: list[Lane]) -> None:
         self._stopping = asyncio.Event()
         self._freed = asyncio.Event()
-        self._settle_soon = asyncio.Event()
-        self._settle_now = asyncio.Event()
-        self._lanes: list[_Lane] = []
-        self._unsettled: list[Settlement] = []
-        self._failures: Counter[str] = Counter()
+        self._lanes = lanes
+        # a copy of production that must not reach anybody claims nothing
+        self._served = [] if self._settings.deliver == frozenset() else lanes
+        self._left = self._max_messages
+        self._outage = Outage("claim")
+        self.unrecorded = 0
 
     async def run(self) -> None:
-        """Work until stopped or done. Raises ``ConfigurationError`` before anything is claimed."""
-        self._begin()
-        self._lanes = [
-            _Lane(chosen, self._settings, self._concurrency or chosen.concurrency) for chosen in self._chosen
-        ]
-        async with AsyncExitStack() as stack:
-            self._claiming = DatabaseThread(self.using, "claim")
-            stack.push_async_callback(self._claiming.close)
-            self._settling = DatabaseThread(self.using, "settle")
-            stack.push_async_callback(self._settling.close)
+        """Work until stopped or done. Raises ``ConfigurationError`` before anything is claimed.
+
+        Cancelled, it hands back what is in hand at once. ``unrecorded`` then says of how many messages the
+        outcome could not be recorded: they are sent again.
+        """
+        self._begin([Lane(chosen, self._settings, self._concurrency) for chosen in self._chosen])
+        self._start_living()
+        threads = [DatabaseThread(self.using, role) for role in ROLES]
+        self._claiming, settling, housekeeping, self._telling = threads
+        self._settler = Settler(settling, self._recorded)
+        try:
+            async with AsyncExitStack() as stack:
+                for lane in self._lanes:
+                    await lane.publisher.open()
+                    stack.push_async_callback(lane.publisher.close)
+                self._say_who_is_reached()
+                self._tell(signals.worker_started, [{"worker_id": self.worker_id}])
+                async with asyncio.TaskGroup() as tasks:
+                    keepers = [
+                        tasks.create_task(self._settler.run()),
+                        tasks.create_task(self._renew_forever()),
+                        tasks.create_task(self._until_stopped(self._report_forever())),
+                    ]
+                    if self._purge:
+                        keepers.append(tasks.create_task(keep_house(housekeeping, self._settings.retention)))
+                    try:
+                        await self._claim_until_done(tasks)
+                    except asyncio.CancelledError:
+                        await self._drain(0.0)
+                        raise
+                    except _Stopped:
+                        pass
+                    await self._drain(self._shutdown_timeout)
+                    for keeper in (*keepers, *(runner for lane in self._lanes for runner in lane.runners)):
+                        keeper.cancel()
+        finally:
             for lane in self._lanes:
-                await lane.publisher.open()
-                stack.push_async_callback(lane.publisher.close)
-            async with asyncio.TaskGroup() as tasks:
-                keepers = [
-                    tasks.create_task(self._settle_forever()),
-                    tasks.create_task(self._renew_forever()),
-                    tasks.create_task(self._until_stopped(self._report_forever())),
-                ]
-                if self._purge:
-                    thread = DatabaseThread(self.using, "housekeeping")
-                    stack.push_async_callback(thread.close)
-                    keepers.append(tasks.create_task(keep_house(thread, self._settings.retention)))
-                with suppress(_Stopped):
-                    await self._claim_until_done(tasks)
-                await self._drain()
-                for keeper in keepers:
-                    keeper.cancel()
+                for held in list(lane.held.values()):
+                    lane.drop(held)
+            self._tell(signals.worker_stopped, [{"worker_id": self.worker_id}])
+            await asyncio.gather(*(thread.close() for thread in threads))
 
     def stop(self) -> None:
         """Claim nothing more and return from ``run()`` when what runs has ended. Call it in the loop's thread."""
@@ -187,75 +164,104 @@ class Worker:
     async def _claim_until_done(self, tasks: asyncio.TaskGroup) -> None:
         pause = FIRST_POLL
         while not self._stopping.is_set():
-            full = found = False
-            for lane in self._lanes:
-                wanted, got = await self._claim(lane, tasks)
-                full |= got == wanted
-                found |= got > 0
-            if full:
-                # more may be due, or a lane has no room: either way a settlement comes first
-                await self._wait(self._freed, self._settings.poll_interval)
+            self._touch()
+            waiting = more = found = False
+            for lane in self._served:
+                claimed = await self._claim(lane, tasks)
+                waiting |= claimed is None
+                more |= claimed is not None and claimed.more
+                found |= claimed is not None and bool(claimed.claims)
+            if found or more:
+                pause = FIRST_POLL
+            if waiting:
+                # no room, or company that a lone message must not have: a settlement comes first
+                await self._wait(self._freed, self._poll_interval)
                 self._freed.clear()
-                pause = FIRST_POLL
+                if self._left == 0 and not self._in_hand:
+                    return
                 continue
-            busy = any(lane.held for lane in self._lanes)
-            if found:
-                pause = FIRST_POLL
-            due, _ = await self._ask(leases.next_due, publishers=self.aliases)
-            if not busy and not found and self._done(due):
+            if more:
+                continue
+            due, _ = await self._ask(
+                leases.next_due, publishers=[lane.settings.alias for lane in self._served]
+            )
+            if not found and not self._in_hand and self._done(due):
                 return
-            await self._wait(self._stopping, pause if due is None else min(pause, max(due, FIRST_POLL)))
-            pause = min(pause * POLL_GROWTH, self._settings.poll_interval)
+            # due and not claimed: somebody holds it, or it must wait for its turn
+            await self._wait(self._stopping, min(pause, max(due, FIRST_POLL)) if due else pause)
+            pause = min(pause * POLL_GROWTH, self._poll_interval)
 
     def _done(self, due: float | None) -> bool:
-        """Say whether the work is done when the next row may be taken in ``due`` seconds.
-
-        A row that is due and was not claimed is not nothing: somebody else holds it locked for a moment.
-        """
+        """Say whether the work is done when the next row may be taken in ``due`` seconds."""
         return self._until != "stopped" and (due is None or (self._until == "idle" and due > 0))
 
-    async def _claim(self, lane: _Lane, tasks: asyncio.TaskGroup) -> tuple[int, int]:
-        """Claim what the lane can hold; return how many were wanted and how many came."""
-        now = asyncio.get_running_loop().time
-        budget = MAX_BYTES_IN_HAND - sum(lane.bytes_held for lane in self._lanes)
-        if self._stopping.is_set() or not lane.hungry or (budget <= 0 and lane.held):
-            return 0, 0
-        if self._failures["settle"]:
-            # outcomes are waiting for the database: it is not the time to take more
-            return 0, 0
-        alias = lane.settings.alias
-        if now() - lane.recovered_at >= RECOVER_EVERY:
-            lane.recovered_at = now()
-            ended, _ = await self._ask(leases.recover, publisher=alias, limit=lane.capacity)
-            if ended:
-                logger.warning("outbox recover publisher=%s lost_leases=%s", alias, ended)
-        wanted = lane.room
-        claims, asked = await self._ask(
-            leases.claim,
-            publisher=alias,
-            limit=wanted,
-            budget=budget,
-            worker=self.worker_id,
-            lease=lane.settings.lease,
-        )
-        for claim in claims:
+    async def _claim(self, lane: Lane, tasks: asyncio.TaskGroup) -> Claimed | None:
+        """Claim what the lane can hold; None when it is not the time to claim."""
+        budget = MAX_BYTES_IN_HAND - sum(one.bytes_held for one in self._lanes)
+        wanted = lane.room if self._left is None else min(lane.room, self._left)
+        # outcomes that wait for the database: it is not the time to take more
+        if not lane.hungry or not wanted or (budget <= 0 and lane.held) or self._settler.outage:
+            return None
+        await self._recover(lane)
+        terms = PROCESS.ask(time.monotonic())
+        if terms is None:
+            return None
+        claimed = Claimed([], False, False, [])
+        try:
+            claimed, asked = await self._ask(
+                leases.claim,
+                publisher=lane.settings.alias,
+                limit=wanted,
+                budget=budget,
+                worker=self.worker_id,
+                lease=lane.settings.lease,
+                suspects=terms.suspects,
+                lone=terms.lone,
+            )
+        finally:
+            PROCESS.answered(terms, claimed.claims, lone_met=claimed.lone_met, now=time.monotonic())
+        for claim in claimed.claims:
             # the lease's end by our clock counts from before the question was sent: early, never late
-            held = _Held(claim, asked + lane.settings.lease)
-            lane.take(held)
-            held.task = tasks.create_task(self._deliver(lane, held))
-        return wanted, len(claims)
+            lane.take(Held(claim, asked + lane.settings.lease))
+        while len(lane.runners) < min(lane.concurrency, lane.open):
+            lane.runners.append(tasks.create_task(self._deliver_forever(lane)))
+        if self._left is not None:
+            self._left -= len(claimed.claims)
+        self._tell_ended(claimed.ended)
+        return claimed
+
+    async def _recover(self, lane: Lane) -> None:
+        """Once in a while put rows whose lease ended back, whoever held them."""
+        now = asyncio.get_running_loop().time()
+        if now - lane.recovered_at < RECOVER_EVERY:
+            return
+        lane.recovered_at = now
+        alias = lane.settings.alias
+        recovered, _ = await self._ask(leases.recover, publisher=alias, limit=lane.capacity)
+        if recovered.pending:
+            logger.warning("outbox recover publisher=%s lost_leases=%s", alias, recovered.pending)
+        for ended in recovered.ended:
+            logger.error("outbox recover publisher=%s id=%s quarantined=worker_lost", alias, ended.id)
+        self._tell_ended(recovered.ended)
 
     # delivering
 
-    async def _deliver(self, lane: _Lane, held: _Held) -> None:
-        loop = asyncio.get_running_loop()
+    async def _deliver_forever(self, lane: Lane) -> None:
+        """Deliver one message after another."""
+        task = asyncio.current_task()
+        assert task is not None
+        now = asyncio.get_running_loop().time
         settings = lane.settings
-        async with lane.slots:
-            held.started = True
-            if held.ends - loop.time() < settings.attempt_timeout + LEASE_MARGIN:
+        while True:
+            held = await lane.waiting.get()
+            if held.closed:
+                continue
+            began = now()
+            if held.ends - began < settings.attempt_timeout + LEASE_MARGIN:
                 self._settle(lane, held, Outcome(Verdict.RELEASED))
-                return
-            began = loop.time()
+                continue
+            held.runner = task
+            outcome = None
             try:
                 outcome = await deliver(
                     held.claim,
@@ -266,90 +272,84 @@ class Worker:
                     timeout=settings.attempt_timeout,
                 )
             except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
+                if not task.cancelling():
+                    # not we cancelled it: something inside the publisher did
+                    outcome = classify(error, held.claim, settings.retry)
+                elif not held.closed:
                     raise
-                # not we cancelled it: something inside the publisher did
-                outcome = classify(error, held.claim, settings.retry)
-            self._settle(lane, held, outcome, loop.time() - began)
-        claim = held.claim
-        level = logging.WARNING if outcome.verdict is Verdict.QUARANTINED else logging.INFO
-        logger.log(
-            logging.DEBUG if outcome.verdict is Verdict.DELIVERED else level,
-            "outbox deliver id=%s publisher=%s attempt=%s outcome=%s error=%s",
-            claim.id,
-            settings.alias,
-            claim.attempt,
-            outcome.verdict,
-            outcome.error,
-        )
+            held.runner = None
+            if held.closed and task.cancelling():
+                # this delivery was cancelled, not this runner; unless both were
+                task.uncancel()
+                if task.cancelling():
+                    return
+            if outcome is not None:
+                self._settle(lane, held, outcome, now() - began)
+
+    def _cancel(self, held: Held) -> None:
+        """Stop the delivery of a message that is closed."""
+        if held.runner is not None:
+            held.runner.cancel()
+            held.runner = None
 
     # settling
 
-    def _settle(self, lane: _Lane, held: _Held, outcome: Outcome, took: float | None = None) -> None:
-        lane.finish(held)
-        if lane.hungry:
+    def _settle(self, lane: Lane, held: Held, outcome: Outcome, took: float | None = None) -> None:
+        if held.closed and outcome.verdict is not Verdict.DELIVERED:
+            return  # only a success is a fact, however late
+        lane.close(held)
+        if lane.hungry or self._stopping.is_set():
             self._freed.set()
+        if outcome.verdict is not Verdict.DELIVERED:
+            logger.log(
+                logging.WARNING if outcome.verdict is Verdict.QUARANTINED else logging.INFO,
+                "outbox deliver id=%s publisher=%s attempt=%s outcome=%s error=%s",
+                held.claim.id,
+                lane.settings.alias,
+                held.claim.attempt,
+                outcome.verdict,
+                outcome.error,
+            )
+        elif logger.isEnabledFor(logging.DEBUG):
+            logger.debug(
+                "outbox deliver id=%s publisher=%s attempt=%s outcome=delivered error=",
+                held.claim.id,
+                lane.settings.alias,
+                held.claim.attempt,
+            )
         wanted = self._settings.log_attempts
         if wanted == "none" or (wanted == "failures" and outcome.verdict is Verdict.DELIVERED):
             took = None
-        self._unsettled.append(Settlement(held.claim, outcome, self.worker_id, took))
-        self._settle_soon.set()
-        if len(self._unsettled) >= SETTLE_BATCH:
-            self._settle_now.set()
+        self._settler.add(Settlement(held.claim, outcome, self.worker_id, took))
 
-    async def _settle_forever(self) -> None:
-        while True:
-            await self._settle_soon.wait()
-            # a short wait makes one transaction of many outcomes
-            await self._wait(self._settle_now, SETTLE_PAUSE)
-            await self._settle_batch()
-
-    async def _settle_batch(self) -> None:
-        """Record what is unsettled, waiting for the database as long as it takes."""
-        batch = self._unsettled[:SETTLE_BATCH]
-        del self._unsettled[:SETTLE_BATCH]
-        if not self._unsettled:
-            self._settle_soon.clear()
-        if len(self._unsettled) < SETTLE_BATCH:
-            self._settle_now.clear()
-        if not batch:
-            return
-        try:
-            lost = await self._record(batch)
-        except asyncio.CancelledError:
-            self._unsettled[:0] = batch
-            raise
+    def _recorded(self, batch: list[Settlement], lost: list[Settlement]) -> None:
+        """Take recorded messages out of hand and tell who listens."""
         for claim, outcome, *_ in lost:
             logger.warning("outbox settle lost id=%s outcome=%s", claim.id, outcome.verdict)
-        for settlement in batch:
+        for claim, *_ in batch:
             for lane in self._lanes:
-                held = lane.held.get(settlement.claim.id)
-                if held is not None and held.claim is settlement.claim:
+                held = lane.held.get(claim.id)
+                if held is not None and held.claim is claim:
                     lane.drop(held)
         self._freed.set()
+        landed = [settlement for settlement in batch if settlement not in lost] if lost else batch
+        self._tell_ended(
+            Ended(claim.id, claim.binding.message_id, State(outcome.verdict.value))
+            for claim, outcome, *_ in landed
+            if outcome.verdict in (Verdict.DELIVERED, Verdict.QUARANTINED)
+        )
 
-    async def _record(self, batch: list[Settlement]) -> list[Settlement]:
-        pause, longest = AWAY_PAUSE
-        while True:
-            try:
-                lost = await self._settling(leases.settle, settlements=batch)
-            except (IntegrityError, DataError) as error:
-                if len(batch) == 1:
-                    logger.error(
-                        "outbox settle refused id=%s error=%s", batch[0].claim.id, type(error).__name__
-                    )
-                    return batch
-                # one bad row must not lose the others
-                return [lost for one in batch for lost in await self._record([one])]
-            except Error as error:
-                # also a server that became read-only (a demoted primary) or lost its tables for a while
-                self._away("settle", error)
-            else:
-                self._back("settle")
-                return lost
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, longest)
+    def _tell_ended(self, messages: Iterable[Ended]) -> None:
+        for state, signal in SIGNALS.items():
+            if signal.has_listeners(Worker):
+                self._tell(
+                    signal,
+                    [{"id": one.id, "message_id": one.message_id} for one in messages if one.state is state],
+                )
+
+    def _tell(self, signal: Signal, calls: list[dict[str, Any]]) -> None:
+        if calls and signal.has_listeners(Worker):
+            self._telling.soon(_send, signal=signal, calls=calls)
 
     # keeping
 
@@ -374,10 +374,10 @@ class Worker:
             for held in old:
                 if held.claim.id not in lost:
                     held.ends = asked + lease
-                elif not held.settling and held.task is not None:
+                elif not held.closed:
                     logger.warning("outbox lease lost id=%s", held.claim.id)
-                    held.task.cancel()
                     lane.drop(held)
+                    self._cancel(held)
             if lost:
                 self._freed.set()
 
@@ -391,33 +391,52 @@ class Worker:
                 logger.warning("outbox lane publisher=%r has messages but is not in PUBLISHERS", alias)
             await asyncio.sleep(REPORT_EVERY)
 
+    def _say_who_is_reached(self) -> None:
+        if (reached := self._settings.deliver) is not None:
+            logger.warning("outbox DELIVER: only to %s", ", ".join(sorted(reached)) or "nobody")
+
+    def _start_living(self) -> None:
+        problem = None
+        try:
+            if self._liveness_file is not None:
+                self._liveness_file.touch()
+        except OSError as error:
+            problem = type(error).__name__
+        if problem:
+            raise ConfigurationError(f"the liveness file cannot be written: {problem}")
+
+    def _touch(self) -> None:
+        if self._liveness_file is not None:
+            # a disk that is full for a while ends no worker: the file's age tells
+            with suppress(OSError):
+                self._liveness_file.touch()
+
     # stopping
 
-    async def _drain(self) -> None:
+    async def _drain(self, timeout: float) -> None:
         """Hand back what has not started, let the rest end in time, record everything."""
-        held = [(lane, one) for lane in self._lanes for one in lane.held.values()]
-        for lane, one in held:
-            if not one.started:
-                self._hand_back(lane, one)
-        running = [one.task for _, one in held if one.task is not None and not one.task.done()]
-        if running:
-            await asyncio.wait(running, timeout=self._shutdown_timeout)
-        for lane, one in held:
-            if not one.settling:
-                self._hand_back(lane, one)
-        try:
-            async with asyncio.timeout(AWAY_PAUSE[1]):
-                while any(lane.held for lane in self._lanes):
-                    await self._wait(self._freed, AWAY_PAUSE[0])
-                    self._freed.clear()
-        except TimeoutError:
-            left = sum(len(lane.held) for lane in self._lanes)
-            logger.error("outbox stop unrecorded=%s: their leases end by themselves", left)
+        for lane, held in self._open():
+            if held.runner is None:
+                self._hand_back(lane, held)
+        await self._wait_while(self._open, timeout)
+        for lane, held in self._open():
+            self._hand_back(lane, held)
+            self._cancel(held)
+        await self._wait_while(lambda: self._in_hand, LAST_ANSWER)
+        self.unrecorded = sum(len(lane.held) for lane in self._lanes)
+        if self.unrecorded:
+            logger.error("outbox stop unrecorded=%s: their leases end by themselves", self.unrecorded)
 
-    def _hand_back(self, lane: _Lane, held: _Held) -> None:
-        if held.task is not None:
-            held.task.cancel()
+    def _open(self) -> list[tuple[Lane, Held]]:
+        """Return what is in hand without an outcome."""
+        return [(lane, held) for lane in self._lanes for held in lane.held.values() if not held.closed]
+
+    def _hand_back(self, lane: Lane, held: Held) -> None:
         self._settle(lane, held, Outcome(Verdict.RELEASED))
+
+    @property
+    def _in_hand(self) -> bool:
+        return any(lane.held for lane in self._lanes)
 
     # waiting
 
@@ -434,33 +453,52 @@ class Worker:
             return False
         return True
 
+    async def _wait_while(self, condition: Callable[[], object], seconds: float) -> None:
+        """Wait until the condition ends, looking whenever something is freed, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while condition():
+                    self._freed.clear()
+                    await self._freed.wait()
+
     async def _ask(self, function: Callable[..., T], **arguments: object) -> tuple[T, float]:
         """Return the database's answer and when it was asked; one that is away is asked again until the stop."""
-        loop = asyncio.get_running_loop()
-        pause, longest = AWAY_PAUSE
+        now = asyncio.get_running_loop().time
         while True:
             try:
-                if self._failures["claim"]:
+                if self._outage:
                     # what is in hand first: claimed again it would be sent again
-                    await self._renew(1.0)
-                asked = loop.time()
-                answer = await self._claiming(function, **arguments)
+                    await self._or_stopped(self._renew(1.0))
+                asked = now()
+                answer = await self._or_stopped(self._claiming(function, **arguments))
             except Error as error:
-                self._away("claim", error)
+                pause = self._outage.failed(error)
             else:
-                self._back("claim")
+                self._outage.ended()
                 return answer, asked
+            self._touch()
             if await self._wait(self._stopping, pause):
                 raise _Stopped
-            pause = min(pause * 2, longest)
 
-    def _away(self, role: str, error: Exception) -> None:
-        """Count a failure; from the second in a row on it is more than a conflict and is said once."""
-        self._failures[role] += 1
-        if self._failures[role] == 2:
-            logger.error("outbox database away role=%s error=%s", role, type(error).__name__)
+    async def _or_stopped(self, question: Coroutine[Any, Any, T]) -> T:
+        """Return the answer to a question to the database, which may hang: a stop gives it ``LAST_ANSWER`` more."""
+        asking = asyncio.ensure_future(question)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            # what a claim brings after the stop is handed back, not left to its lease
+            await asyncio.wait({asking}, timeout=LAST_ANSWER)
+            if asking.done():
+                return asking.result()
+        finally:
+            stopping.cancel()
+            asking.cancel()
+        logger.error("outbox stop: the database does not answer")
+        raise _Stopped
 
-    def _back(self, role: str) -> None:
-        if self._failures[role] >= 2:
-            logger.warning("outbox database back role=%s after=%s", role, self._failures[role])
-        self._failures[role] = 0
+
+def _send(signal: Signal, calls: list[dict[str, Any]], *, using: str) -> None:
+    close_old_connections()
+    for call in calls:
+        signal.send_robust(Worker, using=using, **call)
+    close_old_connections()

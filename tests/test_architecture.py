@@ -25,7 +25,8 @@ MAY_IMPORT = {
     "reading": "exceptions",
     "urls": "addresses exceptions hosts",
     "signing": "envelope exceptions",
-    # fixtures: tables and settings
+    # fixtures: tables, settings and signals
+    "signals": "",
     "models": "lifecycle",
     "conf": "envelope exceptions lifecycle payloads reading signing",
     # wall: the outside world
@@ -45,8 +46,11 @@ MAY_IMPORT = {
     "doctor": "conf models stats",
     # loop
     "database": "",
+    "suspects": "envelope lifecycle",
+    "lanes": "conf delivery envelope publishers suspects",
+    "settling": "database leases",
     "housekeeping": "conf database leases",
-    "worker": "conf database delivery envelope housekeeping leases lifecycle publishers stats",
+    "worker": "conf database delivery exceptions housekeeping lanes leases lifecycle settling signals stats suspects",
     # doors
     "checks": "conf exceptions publishers",
     "apps": "checks",

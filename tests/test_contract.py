@@ -91,7 +91,7 @@ def opened() -> list[Message]:
     """Return what a worker would hand to the publishers now, in id order."""
     messages = []
     for lane in conf.get().publishers:
-        claims = leases.claim(lane, limit=100, budget=10**9, worker="w", lease=9, using="default")
+        claims = leases.claim(lane, limit=100, budget=10**9, worker="w", lease=9, using="default").claims
         messages += [(one.id, as_message(one, open_claim(one, conf.get().keyring))) for one in claims]
     return [message for _, message in sorted(messages, key=lambda pair: pair[0])]
 
@@ -470,7 +470,7 @@ def test_many_are_stored_in_few_statements_and_answered_in_order(tx: None) -> No
     assert all(receipt.created for receipt in receipts)
     limit = 3 if connection.vendor != "mysql" else 9
     assert sum("INSERT" in q["sql"] or "SELECT" in q["sql"] for q in queries) <= limit
-    claims = leases.claim("default", limit=700, budget=10**9, worker="w", lease=9, using="default")
+    claims = leases.claim("default", limit=700, budget=10**9, worker="w", lease=9, using="default").claims
     keyring = conf.get().keyring
     bodies = {one.binding.idempotency_key: open_claim(one, keyring).body for one in claims}
     assert bodies == {f"k{n}": b'{"n":%d}' % n for n in range(700)}

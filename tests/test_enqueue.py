@@ -311,7 +311,7 @@ def opened() -> Any:
     """Return the one message of the table as a publisher would see it."""
     from notification_outbox import leases
 
-    (claim,) = leases.claim("default", limit=1, budget=1, worker="w", lease=9, using="default")
+    (claim,) = leases.claim("default", limit=1, budget=1, worker="w", lease=9, using="default").claims
     return as_message(claim, open_claim(claim, conf.get().keyring))
 
 

@@ -62,7 +62,7 @@ def test_a_rotation_reseals_every_row_that_holds_a_body(configure: Callable[...,
     assert "0 messages resealed" in command("outbox_rotate_keys")
     configure(ENCRYPTION_KEYS={"new": NEW})
     assert leases.requeue([ids[1]], using="default") == 1
-    claims = leases.claim("default", limit=300, budget=10**9, worker="w", lease=9, using="default")
+    claims = leases.claim("default", limit=300, budget=10**9, worker="w", lease=9, using="default").claims
     bodies = [as_message(one, open_claim(one, conf.get().keyring)).payload["n"] for one in claims]
     assert sorted(bodies) == [1, *range(3, 250)]
 
@@ -94,7 +94,7 @@ def test_key_ids_that_differ_in_case_are_two_keys(configure: Callable[..., None]
     assert "4 messages resealed under 'k1'" in command("outbox_rotate_keys")
     configure(ENCRYPTION_KEYS={"k1": NEW})
     assert command("outbox_doctor") == "all is well\n"
-    claims = leases.claim("default", limit=9, budget=10**9, worker="w", lease=9, using="default")
+    claims = leases.claim("default", limit=9, budget=10**9, worker="w", lease=9, using="default").claims
     assert len([open_claim(one, conf.get().keyring) for one in claims]) == 7
 
 

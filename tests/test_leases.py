@@ -38,7 +38,9 @@ def make(count: int = 1, **changes: Any) -> list[int]:
 
 
 def claim(limit: int = 10, *, lease: float = 60, budget: int = 10**9, worker: str = "w") -> list[Claim]:
-    return leases.claim("default", limit=limit, budget=budget, worker=worker, lease=lease, using="default")
+    return leases.claim(
+        "default", limit=limit, budget=budget, worker=worker, lease=lease, using="default"
+    ).claims
 
 
 def settle(claims: list[Claim], outcome: Outcome, took: float | None = None) -> list[Settlement]:
@@ -244,7 +246,7 @@ def test_a_stale_worker_changes_nothing_but_a_success(outcome: Outcome) -> None:
     (row_id,) = make()
     (stale,) = claim(lease=0)
     lapse([row_id])
-    assert leases.recover("default", limit=10, using="default") == 1
+    assert leases.recover("default", limit=10, using="default").pending == 1
     (fresh,) = claim()
     lost = settle([stale], outcome, took=0.5)
     assert [settlement.claim for settlement in lost] == [stale]
@@ -295,7 +297,7 @@ def test_ended_leases_go_back_to_pending_and_are_counted() -> None:
     ids = make(3)
     claim()
     lapse(ids[:2])
-    assert leases.recover("default", limit=10, using="default") == 2
+    assert leases.recover("default", limit=10, using="default").pending == 2
     assert list(OutboxMessage.objects.order_by("id").values_list("state", "lost_leases", "attempts")) == [
         ("pending", 1, 1),
         ("pending", 1, 1),
@@ -321,7 +323,7 @@ def test_an_ended_lease_that_nobody_took_can_still_be_renewed() -> None:
     claims = claim(lease=0)
     lapse([row_id])
     assert leases.renew(claims, lease=60, using="default") == set()
-    assert leases.recover("default", limit=10, using="default") == 0
+    assert leases.recover("default", limit=10, using="default").pending == 0
 
 
 def test_attempts_are_remembered_with_what_is_known() -> None:

@@ -25,8 +25,7 @@ from django.db import (
 from django.db.models import F
 from django.db.models.functions import Now
 
-from notification_outbox import Message, Publisher, conf, leases
-from notification_outbox import worker as worker_room
+from notification_outbox import Message, Publisher, conf, database, leases
 from notification_outbox.models import DeliveryAttempt, OutboxMessage
 from notification_outbox.worker import Worker
 from tests.processes import Outbox, wait_until
@@ -381,7 +380,7 @@ def test_outcomes_that_wait_longer_than_a_lease_are_not_sent_again(
 ) -> None:
     """While outcomes cannot be recorded their leases are kept and nothing new is claimed."""
     outbox.configure(ATTEMPT_TIMEOUT=0.2, LEASE=2.2)
-    monkeypatch.setattr(worker_room, "AWAY_PAUSE", (0.05, 0.1))
+    monkeypatch.setattr(database, "AWAY_PAUSE", (0.05, 0.1))
     back = time.monotonic() + 4
 
     def away(settlements: Any, *, using: str) -> Any:
@@ -429,7 +428,7 @@ def test_a_worker_whose_database_is_away_can_still_be_stopped(
 
     for name in ("claim", "recover", "next_due", "settle", "renew"):
         monkeypatch.setattr(leases, name, or_down(getattr(leases, name)))
-    monkeypatch.setattr(worker_room, "AWAY_PAUSE", (0.05, 0.1))
+    monkeypatch.setattr(database, "AWAY_PAUSE", (0.05, 0.1))
     held = outbox.receiver.answer = Held()
     outbox.enqueue(2)
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import atexit
+import gc
 import os
 import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import OperationalError, connections, router
+from django.utils import autoreload
 
 from ... import conf
 from ...exceptions import ConfigurationError
@@ -16,17 +25,26 @@ from ...models import OutboxMessage
 from ...worker import Until, Worker
 
 LEFT_AT_ONCE = 3
+UNRECORDED = 4
+# A worker's objects live as long as their delivery and few are cyclic garbage; Python's default of looking
+# through them at every 700th costs it a tenth of its time.
+GC_THRESHOLD = 20_000
 
 
 class Command(BaseCommand):
     help = (
         "Deliver the outbox's messages until stopped. SIGTERM or SIGINT: claim nothing more, let running "
-        "deliveries end, record them, hand back the rest, exit 0. A second signal leaves at once (exit 3); "
-        "what was in hand is delivered again when its lease ends. Wrong settings exit 1. Any number of workers "
-        "may run at once."
+        "deliveries end, record them, hand back the rest, exit 0; exit 4 when outcomes could not be recorded "
+        "because the database did not answer. A second signal leaves at once (exit 3). What a worker held that "
+        "left with 3 or 4, or died, is delivered again when its lease ends. Wrong settings exit 1, wrong arguments "
+        "2. A database that is away is waited for. Any number of workers may run at once."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
+        def seconds(flag: str, least: float, what: str, default: float | None = None) -> None:
+            parse = _number(float, least, 31_536_000)
+            parser.add_argument(flag, type=parse, default=default, metavar="SECONDS", help=what)
+
         parser.add_argument(
             "--publisher",
             action="append",
@@ -43,22 +61,9 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--concurrency",
-            type=_positive,
+            type=_number(int, 1, 10_000),
             metavar="N",
             help="deliveries at once in each alias (default: its CONCURRENCY)",
-        )
-        parser.add_argument(
-            "--shutdown-timeout",
-            type=_seconds,
-            default=30.0,
-            metavar="SECONDS",
-            help="how long running deliveries may take after a stop signal (default: 30)",
-        )
-        parser.add_argument(
-            "--no-purge",
-            dest="purge",
-            action="store_false",
-            help="leave the deleting of what RETENTION no longer keeps to other workers or to outbox_purge",
         )
         until = parser.add_mutually_exclusive_group()
         until.add_argument(
@@ -75,8 +80,47 @@ class Command(BaseCommand):
             const="empty",
             help="exit 0 when no message waits any more, retries and scheduled ones included",
         )
+        parser.add_argument(
+            "--max-messages",
+            type=_number(int, 1, 10**12),
+            metavar="N",
+            help="claim so many messages from each database, let them end, then exit 0",
+        )
+        seconds("--max-runtime", 0, "stop after so long as if told by SIGTERM")
+        seconds(
+            "--shutdown-timeout", 0, "how long running deliveries may take after a stop (default: 30)", 30.0
+        )
+        seconds("--poll-interval", 0.01, "the longest an idle worker sleeps (default: POLL_INTERVAL)")
+        parser.add_argument(
+            "--worker-id",
+            type=_name,
+            metavar="NAME",
+            help="what leases and attempts are marked with (default: host, process and four random digits)",
+        )
+        parser.add_argument(
+            "--liveness-file",
+            type=Path,
+            metavar="PATH",
+            help="touched at least every poll interval and 5 s while the worker goes round, also while its database "
+            "is away; older than a minute: it hangs",
+        )
+        parser.add_argument(
+            "--no-purge",
+            dest="purge",
+            action="store_false",
+            help="leave what RETENTION asks for to other workers or to outbox_purge",
+        )
+        parser.add_argument(
+            "--reload", action="store_true", help="start anew when the code changes; development only"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if options["reload"]:
+            autoreload.run_with_reloader(self._work, options)
+        else:
+            self._work(options)
+
+    def _work(self, options: dict[str, Any]) -> None:
         until: Until = options["until"] or "stopped"
         try:
             settings = conf.get()
@@ -94,28 +138,44 @@ class Command(BaseCommand):
                     concurrency=options["concurrency"],
                     shutdown_timeout=options["shutdown_timeout"],
                     until=until,
+                    max_messages=options["max_messages"],
+                    poll_interval=options["poll_interval"],
+                    liveness_file=options["liveness_file"],
+                    worker_id=options["worker_id"] or "",
                     purge=options["purge"],
                 )
                 for alias in dict.fromkeys(databases)
             ]
-            asyncio.run(self._run(workers, options["verbosity"]))
+            with rare_collections():
+                asyncio.run(self._run(workers, options["max_runtime"], options["verbosity"]))
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
+        if unrecorded := sum(worker.unrecorded for worker in workers):
+            self.stderr.write(f"{unrecorded} outcomes could not be recorded: these messages are sent again")
+            sys.exit(UNRECORDED)
 
-    async def _run(self, workers: list[Worker], verbosity: int) -> None:
+    async def _run(self, workers: list[Worker], max_runtime: float | None, verbosity: int) -> None:
         loop = asyncio.get_running_loop()
         signalled = False
+
+        def stop() -> None:
+            for worker in workers:
+                worker.stop()
 
         def on_signal() -> None:
             nonlocal signalled
             if signalled:
                 os._exit(LEFT_AT_ONCE)
             signalled = True
-            for worker in workers:
-                worker.stop()
+            stop()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, on_signal)
+        else:
+            _stop_at_exit(loop, stop)
+        if max_runtime is not None:
+            loop.call_later(max_runtime, stop)
         for worker in workers:
             if verbosity > 0:
                 lanes = ", ".join(worker.aliases)
@@ -123,6 +183,32 @@ class Command(BaseCommand):
                     f"outbox worker {worker.worker_id} serves {lanes} of database {worker.using}"
                 )
         await asyncio.gather(*(worker.run() for worker in workers))
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Have Python look for cyclic garbage seldom, and never among what was there before."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def _stop_at_exit(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """Drain before the reloader's main thread leaves: what is in hand would wait for the end of its lease."""
+    thread = threading.current_thread()
+
+    def drain() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop)
+            thread.join()
+
+    atexit.register(drain)
 
 
 def _require_tables(alias: str) -> None:
@@ -136,15 +222,22 @@ def _require_tables(alias: str) -> None:
         raise ConfigurationError(f"database {alias!r} has no outbox tables: run 'manage.py migrate' first")
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+def _number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], float]:
+    what = "a whole number" if kind is int else "a number"
+
+    def parse(text: str) -> float:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"expected {what} from {least:g} to {most:g}")
+        return number
+
+    return parse
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds <= 86400:
-        raise ValueError
-    return seconds
+def _name(text: str) -> str:
+    if not 1 <= len(text) <= 255 or not text.isprintable():
+        raise argparse.ArgumentTypeError("expected 1 to 255 printable characters")
+    return text

@@ -1,0 +1,73 @@
+"""Recording outcomes in batches, waiting for the database as long as it takes.
+
+One transaction records what came together; a row that the database refuses is recorded, or given up, alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from django.db import DataError, Error, IntegrityError
+
+from . import leases
+from .database import DatabaseThread, Outage
+from .leases import Settlement
+
+logger = logging.getLogger("notification_outbox")
+
+BATCH = 200
+PAUSE = 0.02
+
+
+class Settler:
+    """Takes outcomes at any time and records them; ``recorded(batch, lost)`` is told what became of a batch."""
+
+    def __init__(
+        self,
+        database: DatabaseThread,
+        recorded: Callable[[list[Settlement], list[Settlement]], None],
+    ) -> None:
+        self._database = database
+        self._recorded = recorded
+        self._unsettled: list[Settlement] = []
+        self._soon = asyncio.Event()
+        self.outage = Outage("settle")
+
+    def add(self, settlement: Settlement) -> None:
+        """Have an outcome recorded soon."""
+        self._unsettled.append(settlement)
+        self._soon.set()
+
+    async def run(self) -> None:
+        """Record until cancelled."""
+        while True:
+            await self._soon.wait()
+            # a short wait makes one transaction of many outcomes
+            await asyncio.sleep(PAUSE)
+            batch = self._unsettled[:BATCH]
+            del self._unsettled[:BATCH]
+            if not self._unsettled:
+                self._soon.clear()
+            self._recorded(batch, await self._record(batch))
+
+    async def _record(self, batch: list[Settlement]) -> list[Settlement]:
+        """Return the settlements that changed nothing."""
+        while True:
+            try:
+                lost = await self._database(leases.settle, settlements=batch)
+            except (IntegrityError, DataError) as error:
+                if len(batch) == 1:
+                    refused = type(error).__name__
+                    logger.error("outbox settle refused id=%s error=%s", batch[0].claim.id, refused)
+                    return batch
+                # one bad row must not lose the others
+                return [lost for one in batch for lost in await self._record([one])]
+            except Error as error:
+                # also a server that became read-only (a demoted primary) or lost its tables for a while
+                pause = self.outage.failed(error)
+            else:
+                self.outage.ended()
+                return lost
+            await asyncio.sleep(pause)
