@@ -17,6 +17,7 @@ from typing import Any
 
 from .envelope import Headers
 from .exceptions import InvalidMessage
+from .reading import spoken
 
 MAX_IDENTIFIER_BYTES = 255
 MAX_HEADERS = 64
@@ -146,7 +147,7 @@ def duration(field: str, value: timedelta | float, low: timedelta, high: timedel
         raise InvalidMessage(
             field,
             "duration",
-            f"expected a timedelta or seconds from {low.total_seconds():g} to {high.total_seconds():g}",
+            f"expected {spoken(low.total_seconds())} to {spoken(high.total_seconds())}, as seconds or a timedelta",
         )
     return length
 

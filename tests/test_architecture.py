@@ -20,14 +20,14 @@ MAY_IMPORT = {
     "addresses": "",
     "hosts": "",
     "envelope": "exceptions",
-    "drafts": "envelope exceptions",
-    "payloads": "exceptions",
     "reading": "exceptions",
+    "drafts": "envelope exceptions reading",
+    "payloads": "exceptions",
     "urls": "addresses exceptions hosts",
     "signing": "envelope exceptions",
     # fixtures: tables and settings
     "models": "lifecycle",
-    "conf": "envelope exceptions lifecycle payloads reading signing",
+    "conf": "drafts envelope exceptions hosts lifecycle payloads reading signing",
     # wall: the outside world
     "resolver": "exceptions lifecycle",
     "connector": "exceptions lifecycle resolver urls",

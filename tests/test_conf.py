@@ -99,9 +99,36 @@ def test_durations_have_many_spellings(value: Any, seconds: float) -> None:
         ({"PUBLISHERS": {"x": {"LEESE": 1}}}, r"\['x'\]: unknown key 'LEESE' \(did you mean 'LEASE'\?\)"),
         ({"PUBLISHERS": {"x": {"LEASE": 20}}}, r"\['x'\]\['LEASE'\]: expected at least ATTEMPT_TIMEOUT"),
         ({"PUBLISHERS": {"x": {"LEASE": 21.9}}}, r"expected at least ATTEMPT_TIMEOUT and 2 s more"),
-        ({"PUBLISHERS": {"x": {"LEASE": "soon"}}}, r"\['LEASE'\]: expected 1 to 86400 seconds"),
+        ({"PUBLISHERS": {"x": {"LEASE": "soon"}}}, r"\['LEASE'\]: expected 1 s to 1 d, as seconds"),
         ({"PUBLISHERS": {"x": {"LEASE": True}}}, r"\['LEASE'\]: expected"),
-        ({"PUBLISHERS": {"x": {"GIVE_UP_AFTER": "31d"}}}, r"\['GIVE_UP_AFTER'\]: expected 60 to"),
+        ({"PUBLISHERS": {"x": {"GIVE_UP_AFTER": "31d"}}}, r"\['GIVE_UP_AFTER'\]: expected 1 min to 30 d"),
+        (
+            {"RETENTION": {"dead": -1}},
+            r"""\['dead'\]: expected 0 s to 3660 d, as .* text like "90s", "15m", "4h", "3d"$""",
+        ),
+        ({"POLL_INTERVAL": "x"}, r"\['POLL_INTERVAL'\]: expected 0.01 s to 1 h,"),
+        (
+            {"PUBLISHERS": {"x": {"CONCURRENCY": 64}}},
+            r"""\['CONCURRENCY'\]: expected a dict such as {"worker": 64}$""",
+        ),
+        (
+            {"PUBLISHERS": {"x": {"BACKOFF": "5s"}}},
+            r"""\['BACKOFF'\]: expected a dict such as {"base": "5s"}$""",
+        ),
+        (
+            {"PUBLISHERS": {"x": {"BACKOFF": {"cap": 1}}}},
+            r"\['BACKOFF'\]\['base'\]: expected at most cap \(1 s\)",
+        ),
+        ({"RETENTION": "90d"}, r"""\['RETENTION'\]: expected a dict such as {"dead": "90d"}$"""),
+        ({"DATABASES": "default"}, r"""\['DATABASES'\]: expected a list of texts such as \["default"\]$"""),
+        ({"DELIVER": "some"}, r"""\['DELIVER'\]: expected "all", "none" or a list of hosts without port"""),
+        ({"DELIVER": None}, r"\['DELIVER'\]: expected"),
+        ({"DELIVER": 5}, r"\['DELIVER'\]: expected"),
+        ({"DELIVER": {"secretmark.com": True}}, r"\['DELIVER'\]: expected"),
+        ({"DELIVER": ["a.com", "https://secretmark.com/"]}, r"entry 2 is none \[syntax\]$"),
+        ({"DELIVER": ["secretmark.com:443"]}, r"entry 1 is none \[port\]$"),
+        ({"DELIVER": ["*.secretmark.com"]}, r"entry 1 is none \[syntax\]$"),
+        ({"DELIVER": [7]}, r"entry 1 is none \[not-text\]$"),
         ({"PUBLISHERS": {"x": {"MAX_ATTEMPTS": 0}}}, r"\['MAX_ATTEMPTS'\]: expected a whole number"),
         (
             {"PUBLISHERS": {"x": {"BACKOFF": {"bass": 1}}}},
@@ -119,8 +146,13 @@ def test_durations_have_many_spellings(value: Any, seconds: float) -> None:
         ({"VALIDATORS": {"a": ".x"}}, "expected a dict of notification type patterns"),
         ({"PUBLISHERS": {"x": {"GIVE_UP_AFTER": 10**400}}}, r"\['GIVE_UP_AFTER'\]: expected"),
         ({"PUBLISHERS": {"x": {}, "X": {}}}, "another alias differs only in case"),
+        ({"VALIDATORS": {"a": "tests.raises.secretmark"}}, "importing it raised RuntimeError"),
+        ({"ENCRYPTION_KEYS": "tests.raises.secretmark"}, "importing it raised RuntimeError"),
+        ({"CALLER_SCOPE_ID": "tests.raises.secretmark"}, "importing it raised RuntimeError"),
         ({"LOOKUP_KEY": "secretmark"}, r"\['LOOKUP_KEY'\]: expected a secret of at least 16"),
-        ({"CALLER_SCOPE_ID": ""}, r"\['CALLER_SCOPE_ID'\]: expected text"),
+        ({"CALLER_SCOPE_ID": ""}, r"\['CALLER_SCOPE_ID'\]: expected 1 to 255 UTF-8 bytes"),
+        ({"CALLER_SCOPE_ID": "a\nsecretmark"}, r"\['CALLER_SCOPE_ID'\]: expected printable"),
+        ({"CALLER_SCOPE_ID": 7}, r"\['CALLER_SCOPE_ID'\]: expected text"),
         ({"CALLER_SCOPE_ID": "tests.test_conf.NOT_CALLABLE"}, "expected text without a dot"),
         ({"CALLER_SCOPE_ID": "no.such.place"}, "expected text without a dot"),
         ({"MAX_BODY_BYTES": 11 * 2**20}, r"\['MAX_BODY_BYTES'\]: expected a whole number"),
@@ -140,6 +172,42 @@ def test_the_first_encryption_key_seals() -> None:
     keyring = read(ENCRYPTION_KEYS={"2026": KEY, "2025": b"o" * 32}).keyring
     assert keyring.current_id == "2026"
     assert (keyring.master("2026"), keyring.master("2025")) == (b"k" * 32, b"o" * 32)
+
+
+@pytest.mark.parametrize("key", ["ENCRYPTION_KEYS", "LOOKUP_KEY"])
+def test_none_is_the_key_that_is_not_set(key: str) -> None:
+    """A variable that the environment lacks leaves the key derived, which the deploy check says."""
+    unset, none = read(), read(**{key: None})
+    assert key in none.derived
+    assert none.keyring.current_id == unset.keyring.current_id
+    assert none.lookup.destination_key("a", "b") == unset.lookup.destination_key("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("value", "deliver"),
+    [
+        ("all", None),
+        ("none", frozenset()),
+        ([], frozenset()),
+        (
+            ("Hooks.Acme.COM", "Bücher.example", "10.0.0.7", "::1", "[0::2]", "localhost", "acme.com."),
+            frozenset(
+                {
+                    "hooks.acme.com",
+                    "xn--bcher-kva.example",
+                    "10.0.0.7",
+                    "::1",
+                    "::2",
+                    "localhost",
+                    "acme.com",
+                }
+            ),
+        ),
+    ],
+)
+def test_a_copy_of_the_project_may_reach_what_it_names(value: Any, deliver: frozenset[str] | None) -> None:
+    """Hosts are kept as rows show them, whatever their spelling."""
+    assert read(DELIVER=value).deliver == deliver
 
 
 def test_without_encryption_keys_they_come_from_the_secret_key_and_its_fallbacks() -> None:
