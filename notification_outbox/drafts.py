@@ -38,6 +38,9 @@ REFUSED_HEADERS = frozenset(
 )
 REFUSED_HEADER_PREFIXES = ("content-", "proxy-", "x-forwarded-")
 
+# what a name of a program looks like, and neither a payload nor a URL
+_PLAIN_NAME = re.compile(r"[\w.:-]{1,64}\Z")
+
 Identifier = str | int | uuid.UUID
 
 
@@ -64,10 +67,15 @@ class Draft:
     give_up_after: timedelta | float | None = None
 
     def __repr__(self) -> str:
-        return f"<Draft {self.notification_type!r} publisher={self.publisher!r}>"
+        return f"<Draft {_shown(self.notification_type)} publisher={_shown(self.publisher)}>"
 
     def replace(self, **changes: Any) -> Draft:
         return dataclasses.replace(self, **changes)
+
+
+def _shown(name: object) -> str:
+    # arguments may have been given in the wrong order
+    return repr(name) if isinstance(name, str) and _PLAIN_NAME.match(name) else "(no plain name)"
 
 
 def identifier(field: str, value: object) -> str:

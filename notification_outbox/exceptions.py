@@ -25,7 +25,16 @@ from .lifecycle import Answer, Fault, QuarantineReason
 
 
 class OutboxError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of everything this package raises on purpose.
+
+    ``position`` is set by ``enqueue_many()``: which of its drafts was refused, counted from 0.
+    """
+
+    position: int | None = None
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if self.position is None else f"draft {self.position}: {text}"
 
 
 class ConfigurationError(OutboxError):

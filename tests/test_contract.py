@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -35,7 +38,7 @@ from notification_outbox.envelope import Message
 from notification_outbox.exceptions import ConfigurationError
 from notification_outbox.lifecycle import State
 from notification_outbox.models import OutboxMessage
-from tests.processes import Outbox
+from tests.processes import ROOT, Outbox, database_url
 from tests.settings import SIGNER
 
 URL = "https://hooks.acme.com/shop?token=abc"
@@ -444,11 +447,41 @@ def test_many_large_bodies_are_stored_in_several_statements(tx: None) -> None:
     assert all(receipt.created for receipt in enqueue_many(drafts))
 
 
-def test_without_time_zones_a_moment_is_still_a_moment(tx: None, settings: Any) -> None:
-    """``available_at`` means the same whatever the project's USE_TZ."""
-    settings.USE_TZ = False
-    row = stored(enqueue("t", {}, to=URL, available_at=datetime.now(UTC) + timedelta(hours=2)))
-    assert abs(row.due_at - row.created_at - timedelta(hours=2)) < timedelta(seconds=5)
+@pytest.mark.parametrize("zone", ["UTC", "America/Chicago"])
+@pytest.mark.parametrize("hours", [2, -2])
+def test_without_time_zones_a_moment_is_still_a_moment(transactional_db: None, zone: str, hours: int) -> None:
+    """``available_at`` means the same whatever the project's USE_TZ: a process that has none shows it."""
+    code = f"""
+import os, sys
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+from django.conf import settings
+settings.USE_TZ, settings.TIME_ZONE = False, {zone!r}
+import django; django.setup()
+from datetime import UTC, datetime, timedelta
+from django.db import transaction
+from notification_outbox import Draft, enqueue, enqueue_many
+from notification_outbox.models import OutboxMessage
+at = datetime.now(UTC) + timedelta(hours={hours})
+with transaction.atomic():
+    enqueue("t", {{}}, to={URL!r}, available_at=at)
+    enqueue_many([Draft("t", {{}}, to={URL!r}, available_at=at)] * 2, spread=20)
+    for row in OutboxMessage.objects.order_by("due_at"):
+        print(round((row.due_at - row.created_at).total_seconds()))
+    transaction.set_rollback(True)
+"""
+    shown = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "DATABASE_URL": database_url()},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    first = max(hours, 0) * 3600
+    assert all(
+        abs(found - (first + wait)) <= 2
+        for found, wait in zip(map(int, shown.split()), (0, 0, 10), strict=True)
+    )
 
 
 def test_bytes_beyond_the_hard_limit_always_raise(tx: None) -> None:
@@ -498,14 +531,61 @@ def test_many_are_all_or_nothing(tx: None) -> None:
     """A conflict or a bad draft leaves no row of the call, and the transaction usable."""
     enqueue("t", {"n": 1}, to=URL, idempotency_key=650)
     good = [Draft("t", {"n": n}, to=URL, idempotency_key=n) for n in range(649)]
-    with pytest.raises(IdempotencyConflict):
-        enqueue_many([*good, Draft("t", {"n": 2}, to=URL, idempotency_key=650)])
-    with pytest.raises(IdempotencyConflict):
-        enqueue_many([good[0], Draft("t", {"n": 9}, to=URL, idempotency_key=0)])
-    with pytest.raises(InvalidMessage):
-        enqueue_many([*good, Draft("t", {}, to="nonsense")])
+    for drafts, error, position in (
+        ([*good, Draft("t", {"n": 2}, to=URL, idempotency_key=650)], IdempotencyConflict, 649),
+        ([good[0], Draft("t", {"n": 9}, to=URL, idempotency_key=0)], IdempotencyConflict, 1),
+        ([*good, Draft("t", {}, to="nonsense")], InvalidMessage, 649),
+    ):
+        with pytest.raises(error, match=f"^draft {position}: ") as caught:
+            enqueue_many(drafts)
+        assert caught.value.position == position
     assert OutboxMessage.objects.count() == 1
     assert enqueue_many([]) == []
+
+
+@pytest.mark.parametrize(
+    ("drafts", "told"),
+    [
+        ([1], r"^draft 0: drafts: expected Draft\(\.\.\.\) \[draft-type\]$"),
+        ("secretmark", r"^draft 0: drafts: expected Draft"),
+        ([Draft("t", {}, to=URL), {"to": "secretmark"}], "^draft 1: drafts: expected Draft"),
+        (1, r"^drafts: expected an iterable of Draft \[draft-type\]$"),
+        (Draft("t", "secretmark"), "^drafts: expected an iterable of Draft"),
+        ([Draft({"secretmark": 1}, "order.paid")], "^draft 0: notification_type: expected text"),  # type: ignore[arg-type]
+        (
+            [Draft("t", {}, to=URL), Draft("t", {}, to=URL, publisher="secretmark")],
+            "^draft 1: there is no publisher",
+        ),
+        ([Draft("t", {"secretmark": object()}, to=URL)], "^draft 0: payload: expected the types"),
+        (
+            [Draft("t", {}, to=URL, delay=-1)],
+            "^draft 0: delay: expected 0 s to 366 d, as seconds or a timedelta",
+        ),
+    ],
+)
+def test_a_refusal_of_many_says_which_draft(tx: None, drafts: Any, told: str) -> None:
+    """Field, rule and place as enumerate counts; never the draft."""
+    with pytest.raises((InvalidMessage, ConfigurationError), match=told) as caught:
+        enqueue_many(drafts)
+    assert "secretmark" not in repr(caught.value) + str(caught.value)
+    assert not OutboxMessage.objects.exists()
+
+
+def test_a_refusal_of_one_has_no_place(tx: None) -> None:
+    """``enqueue()`` has one draft."""
+    enqueue("t", {"n": 1}, to=URL, idempotency_key="k")
+    with pytest.raises(IdempotencyConflict, match=r"^this idempotency key") as caught:
+        enqueue("t", {"n": 2}, to=URL, idempotency_key="k")
+    assert caught.value.position is None
+
+
+@pytest.mark.parametrize("drafts", [[], [Draft("t", {}, to=URL)]])
+def test_what_is_for_all_drafts_is_refused_before_any(tx: None, drafts: list[Draft]) -> None:
+    """A bad choice or spread is no draft's fault."""
+    with pytest.raises(InvalidMessage, match=r"^on_invalid: "):
+        enqueue_many(drafts, on_invalid="ignore")  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match=r"^spread: expected 0 s to 30 d"):
+        enqueue_many(drafts, spread=timedelta(days=31))
 
 
 def test_a_spread_places_due_times_evenly(tx: None) -> None:
@@ -514,6 +594,25 @@ def test_a_spread_places_due_times_evenly(tx: None) -> None:
     dues = [stored(receipt).due_at for receipt in receipts]
     steps = [round((after - before).total_seconds()) for before, after in itertools.pairwise(dues)]
     assert steps == [10, 10, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("ago", "first"),
+    [
+        (timedelta(minutes=5), timedelta(0)),
+        (timedelta(days=9), timedelta(0)),
+        (-timedelta(hours=1), timedelta(hours=1)),
+    ],
+)
+def test_a_spread_begins_at_the_drafts_time_or_now(tx: None, ago: timedelta, first: timedelta) -> None:
+    """A campaign that was to begin in the past is spread from now on, not all due at once."""
+    at = datetime.now(UTC) - ago
+    drafts = [Draft("t", {"n": n}, to=URL, available_at=at) for n in range(5)]
+    rows = [stored(receipt) for receipt in enqueue_many(drafts, spread=50)]
+    steps = [round((row.due_at - row.created_at - first).total_seconds()) for row in rows]
+    assert steps == [0, 10, 20, 30, 40]
+    assert all(row.available_at == row.due_at for row in rows)
+    assert all(row.retry_until == row.due_at + row.give_up_after for row in rows)
 
 
 def test_many_need_a_transaction_too(transactional_db: None) -> None:
@@ -525,6 +624,17 @@ def test_many_need_a_transaction_too(transactional_db: None) -> None:
 def test_a_draft_shows_no_content() -> None:
     """Drafts are collected in lists that end in tracebacks."""
     assert repr(Draft("t", {"card": 4111}, to=URL)) == "<Draft 't' publisher='default'>"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [({"secretmark": 1}, "order.paid"), ('{"secretmark": 1}', "t"), ("t", {}, "default", URL + "secretmark")],
+)
+def test_arguments_in_the_wrong_order_show_no_content_either(arguments: tuple[Any, ...]) -> None:
+    """What is not a plain name is not shown as one."""
+    shown = repr(Draft(*arguments))
+    assert "secretmark" not in shown
+    assert "(no plain name)" in shown
 
 
 # forms
