@@ -31,8 +31,9 @@ MAY_IMPORT = {
     # wall: the outside world
     "resolver": "exceptions lifecycle",
     "connector": "exceptions lifecycle resolver urls",
-    "transport": "connector exceptions lifecycle resolver urls",
-    "publishers": "conf drafts envelope exceptions lifecycle reading signing transport urls",
+    "tls": "exceptions",
+    "transport": "connector exceptions lifecycle resolver tls urls",
+    "publishers": "conf drafts envelope exceptions lifecycle reading signing tls transport urls",
     # movers: the only code that moves a message
     "leases": "conf envelope lifecycle models",
     # steps
@@ -48,7 +49,7 @@ MAY_IMPORT = {
     "housekeeping": "conf database leases",
     "worker": "conf database delivery envelope housekeeping leases lifecycle publishers stats",
     # doors
-    "checks": "conf exceptions publishers",
+    "checks": "conf drafts exceptions publishers reading",
     "apps": "checks",
     "management": "conf doctor exceptions models operations worker",
 }
