@@ -82,11 +82,12 @@ def identifier(field: str, value: object) -> str:
     """Return ``value`` as an identifier: 1 to 255 UTF-8 bytes, printable; ints and UUIDs become their text."""
     if isinstance(value, int) and not isinstance(value, bool):
         # text of a number this long is refused below, and Python refuses to write longer ones
-        value = str(value if value.bit_length() < 1000 else 10**MAX_IDENTIFIER_BYTES)
+        value = str(int(value) if value.bit_length() < 1000 else 10**MAX_IDENTIFIER_BYTES)
     elif isinstance(value, uuid.UUID):
         value = str(value)
     if not isinstance(value, str):
         raise InvalidMessage(field, "identifier-type", "expected text, an int or a UUID")
+    value = str.__str__(value)  # an enum's member is its value
     # isprintable() also refuses lone surrogates, which no database stores
     if not value.isprintable():
         raise InvalidMessage(field, "identifier-printable", "expected printable characters only")

@@ -297,7 +297,10 @@ def _destination(draft: Draft, lane: conf.PublisherSettings, faults: _Faults) ->
     named = draft.replace(to=lane.to) if draft.to is None else draft
     destination = faults.step(lambda: publisher.validate(named).to, None)
     if destination is not None:
-        return destination, publisher.display(destination)
+        if not isinstance(destination, str):
+            raise InvalidMessage("to", "not-text", "expected the publisher to make text of it")
+        # a stranger's publisher may show what no column holds
+        return destination, identifier("to", publisher.display(destination))
     if faults.first is None or named.to is None:
         raise InvalidMessage("to", "missing", "expected a destination")
     if len(named.to) > MAX_KEPT:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,14 @@ from notification_outbox import (
 )
 from notification_outbox.delivery import as_message, open_claim
 from notification_outbox.envelope import Message
-from notification_outbox.exceptions import ConfigurationError
+from notification_outbox.exceptions import (
+    ConfigurationError,
+    OutboxError,
+    PermanentPublishError,
+    PublishFailed,
+    Tampered,
+    UnknownKey,
+)
 from notification_outbox.lifecycle import State
 from notification_outbox.models import OutboxMessage
 from tests.processes import ROOT, Outbox, database_url
@@ -49,6 +58,25 @@ URLS = json.loads((Path(__file__).parent / "cases/urls.json").read_text())["case
 
 class Topics(Publisher):
     """A publisher whose destinations are topics and who takes any scope."""
+
+
+class Trusting(Publisher):
+    """A publisher that takes whatever it is given."""
+
+    def validate(self, draft: Draft) -> Draft:
+        return draft
+
+
+class Plan(str, Enum):  # noqa: UP042 - as projects write it, whose str() is the member's name
+    """A project's own names, as text."""
+
+    PAID = "order.paid"
+
+
+class Shop(int, Enum):
+    """A project's own numbers."""
+
+    NORTH = 7
 
 
 def refuse_negative(payload: Any) -> None:
@@ -482,6 +510,47 @@ with transaction.atomic():
         abs(found - (first + wait)) <= 2
         for found, wait in zip(map(int, shown.split()), (0, 0, 10), strict=True)
     )
+
+
+@pytest.mark.parametrize("to", ["x" * 256, "secretmark\0", "\ud800", 7])
+def test_what_a_publisher_lets_pass_is_still_held_to_the_column(
+    tx: None, configure: Callable[..., None], to: Any
+) -> None:
+    """No publisher makes the database break the caller's transaction."""
+    configure(PUBLISHERS={"default": {"BACKEND": "tests.test_contract.Trusting"}})
+    for _try in range(2):
+        with pytest.raises(InvalidMessage, match=r"^to: ") as caught:
+            enqueue("t", {}, to=to)
+    assert "secretmark" not in str(caught.value)
+    assert not OutboxMessage.objects.exists()
+
+
+def test_a_member_of_an_enum_is_its_value(tx: None) -> None:
+    """Names that a project keeps in enums are stored and returned as the text they stand for."""
+    call: dict[str, Any] = {"to": URL, "idempotency_key": Plan.PAID, "account_id": Shop.NORTH}
+    receipt = enqueue(Plan.PAID, {}, **call)
+    assert type(receipt.idempotency_key) is str
+    row = stored(receipt)
+    assert (row.notification_type, row.idempotency_key, row.account_id) == ("order.paid", "order.paid", "7")
+    assert enqueue("order.paid", {}, to=URL, idempotency_key="order.paid", account_id=7).id == receipt.id
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidMessage("to", "scheme", "the URL must begin with https://", data=True),
+        IdempotencyConflict("payload"),
+        UnknownKey("2026"),
+        Tampered(),
+        PermanentPublishError("gone"),
+        PublishFailed("http_503", retry_after=3),
+    ],
+)
+def test_an_error_crosses_to_another_process_as_it_is(error: OutboxError) -> None:
+    """Task queues and parallel test runs pickle what was raised."""
+    error.position = 3
+    there = pickle.loads(pickle.dumps(error))
+    assert (type(there), str(there), vars(there)) == (type(error), str(error), vars(error))
 
 
 def test_bytes_beyond_the_hard_limit_always_raise(tx: None) -> None:
