@@ -10,7 +10,7 @@ import base64
 import binascii
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -21,8 +21,10 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.utils.encoding import force_bytes
 
+from .drafts import identifier
 from .envelope import KEY_BYTES, Keyring, LookupKey
-from .exceptions import ConfigurationError
+from .exceptions import ConfigurationError, InvalidMessage
+from .hosts import RuleError, host_name
 from .lifecycle import RetryPolicy
 from .payloads import HARD_MAX_BYTES, Validators
 from .reading import (
@@ -36,6 +38,7 @@ from .reading import (
     mapping,
     number,
     optional,
+    spoken,
     text,
     texts,
 )
@@ -83,7 +86,8 @@ class Settings:
     """The whole of ``NOTIFICATION_OUTBOX``, checked and with its defaults.
 
     ``databases`` are those a worker serves, none meaning the router's choice. ``derived`` names what was made
-    from ``SECRET_KEY`` because it was not set.
+    from ``SECRET_KEY`` because it was not set. ``deliver`` are the destinations that may be reached, as rows show
+    them; None: all, an empty set: none.
     """
 
     publishers: Mapping[str, PublisherSettings]
@@ -115,9 +119,32 @@ class Settings:
 
 
 def _scope(value: object) -> str | Callable[[], str]:
-    if isinstance(value, str) and value and "." not in value:
-        return value
-    return dotted("text without a dot, a callable or the dotted path of a callable")(value)
+    if not isinstance(value, str) or "." in value:
+        return dotted("text without a dot, a callable or the dotted path of a callable")(value)
+    problem = ""
+    try:
+        return identifier("", value)
+    except InvalidMessage as error:
+        problem = error.hint.removeprefix("expected ")
+    raise BadValue(problem)
+
+
+def _deliver(value: object) -> frozenset[str] | None:
+    """Return the hosts that may be reached, None for all."""
+    what = '"all", "none" or a list of hosts without port such as ["hooks.example.com"]'
+    if value in ("all", "none"):
+        return None if value == "all" else frozenset()
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise BadValue(what)
+    hosts = set()
+    for place, entry in enumerate(value, start=1):
+        try:
+            hosts.add(host_name(entry))
+            continue
+        except RuleError as broken:
+            rule = broken.rule
+        raise BadValue(f"{what}; entry {place} is none [{rule}]")
+    return frozenset(hosts)
 
 
 def _secret(value: object) -> bytes:
@@ -167,7 +194,7 @@ def _retry(section: Section) -> RetryPolicy:
     defaults = RetryPolicy()
     max_attempts = section.take("MAX_ATTEMPTS", optional(integer(1, 10_000)), None)
     max_rejections = section.take("MAX_REJECTIONS", optional(integer(1, 10_000)), defaults.max_rejections)
-    backoff = Section(f"{section.path}['BACKOFF']", section.take("BACKOFF", mapping, EMPTY))
+    backoff = Section(f"{section.path}['BACKOFF']", section.take("BACKOFF", mapping('{"base": "5s"}'), EMPTY))
     policy = RetryPolicy(
         base=backoff.take("base", duration(0.001, 86400), defaults.base),
         factor=backoff.take("factor", number(1, 10), defaults.factor),
@@ -177,12 +204,18 @@ def _retry(section: Section) -> RetryPolicy:
         max_rejections=max_rejections,
     )
     backoff.close()
+    if policy.base > policy.cap:
+        raise ConfigurationError(
+            f"{backoff.path}['base']: expected at most cap ({spoken(policy.cap)}), which no pause exceeds"
+        )
     return policy
 
 
 def _retention(section: Section) -> Retention:
     defaults = Retention()
-    kept = Section(f"{section.path}['RETENTION']", section.take("RETENTION", mapping, EMPTY))
+    kept = Section(
+        f"{section.path}['RETENTION']", section.take("RETENTION", mapping('{"dead": "90d"}'), EMPTY)
+    )
     found = {
         name: timedelta(seconds=kept.take(name, duration(0, 10 * 366 * 86400), default.total_seconds()))
         for name, default in dataclasses.asdict(defaults).items()
@@ -192,7 +225,9 @@ def _retention(section: Section) -> Retention:
 
 
 def _concurrency(section: Section) -> int:
-    limits = Section(f"{section.path}['CONCURRENCY']", section.take("CONCURRENCY", mapping, EMPTY))
+    limits = Section(
+        f"{section.path}['CONCURRENCY']", section.take("CONCURRENCY", mapping('{"worker": 64}'), EMPTY)
+    )
     worker = limits.take("worker", integer(1, 10_000), 64)
     limits.close()
     return worker
@@ -203,7 +238,7 @@ def _publisher(path: str, alias: str, raw: object) -> PublisherSettings:
     publisher = PublisherSettings(
         alias=alias,
         backend=section.take("BACKEND", text, DEFAULT_BACKEND),
-        options=section.take("OPTIONS", mapping, EMPTY),
+        options=section.take("OPTIONS", mapping('{"signer": HttpMessageSigner(...)}'), EMPTY),
         to=section.take("TO", optional(text), None),
         give_up_after=timedelta(seconds=section.take("GIVE_UP_AFTER", duration(60, 30 * 86400), 3 * 86400.0)),
         retry=_retry(section),
@@ -222,7 +257,7 @@ def _publisher(path: str, alias: str, raw: object) -> PublisherSettings:
 
 
 def _publishers(section: Section, secret: bytes) -> Mapping[str, PublisherSettings]:
-    raw = section.take("PUBLISHERS", mapping, EMPTY)
+    raw = section.take("PUBLISHERS", mapping('{"default": {...}}'), EMPTY)
     found: dict[str, PublisherSettings] = {}
     if not raw:
         # zero settings run: receivers can verify, and a deploy check asks for a key of its own
@@ -249,7 +284,7 @@ def read(raw: object, *, secrets: Sequence[bytes], use_tz: bool = True) -> Setti
     found = Settings(
         publishers=_publishers(section, secrets[0]),
         keyring=section.take("ENCRYPTION_KEYS", optional(_keyring), None) or Keyring.from_secrets(secrets),
-        lookup=LookupKey(section.take("LOOKUP_KEY", _secret, secrets[0])),
+        lookup=LookupKey(section.take("LOOKUP_KEY", optional(_secret), None) or secrets[0]),
         caller_scope_id=section.take("CALLER_SCOPE_ID", _scope, default_scope),
         max_body_bytes=section.take("MAX_BODY_BYTES", integer(1, HARD_MAX_BYTES), 1024 * 1024),
         poll_interval=section.take("POLL_INTERVAL", duration(0.01, 3600), 1.0),
@@ -258,7 +293,7 @@ def read(raw: object, *, secrets: Sequence[bytes], use_tz: bool = True) -> Setti
         validators=section.take("VALIDATORS", _validators, Validators()),
         retention=_retention(section),
         databases=section.take("DATABASES", texts, ()),
-        deliver=None,
+        deliver=section.take("DELIVER", _deliver, None),
         derived=derived,
     )
     section.close()

@@ -17,6 +17,7 @@ from typing import Any
 
 from .envelope import Headers
 from .exceptions import InvalidMessage
+from .reading import spoken
 
 MAX_IDENTIFIER_BYTES = 255
 MAX_HEADERS = 64
@@ -36,6 +37,9 @@ REFUSED_HEADERS = frozenset(
     x-real-ip""".split()
 )
 REFUSED_HEADER_PREFIXES = ("content-", "proxy-", "x-forwarded-")
+
+# what a name of a program looks like, and neither a payload nor a URL
+_PLAIN_NAME = re.compile(r"[\w.:-]{1,64}\Z")
 
 Identifier = str | int | uuid.UUID
 
@@ -63,21 +67,27 @@ class Draft:
     give_up_after: timedelta | float | None = None
 
     def __repr__(self) -> str:
-        return f"<Draft {self.notification_type!r} publisher={self.publisher!r}>"
+        return f"<Draft {_shown(self.notification_type)} publisher={_shown(self.publisher)}>"
 
     def replace(self, **changes: Any) -> Draft:
         return dataclasses.replace(self, **changes)
+
+
+def _shown(name: object) -> str:
+    # arguments may have been given in the wrong order
+    return repr(name) if isinstance(name, str) and _PLAIN_NAME.match(name) else "(no plain name)"
 
 
 def identifier(field: str, value: object) -> str:
     """Return ``value`` as an identifier: 1 to 255 UTF-8 bytes, printable; ints and UUIDs become their text."""
     if isinstance(value, int) and not isinstance(value, bool):
         # text of a number this long is refused below, and Python refuses to write longer ones
-        value = str(value if value.bit_length() < 1000 else 10**MAX_IDENTIFIER_BYTES)
+        value = str(int(value) if value.bit_length() < 1000 else 10**MAX_IDENTIFIER_BYTES)
     elif isinstance(value, uuid.UUID):
         value = str(value)
     if not isinstance(value, str):
         raise InvalidMessage(field, "identifier-type", "expected text, an int or a UUID")
+    value = str.__str__(value)  # an enum's member is its value
     # isprintable() also refuses lone surrogates, which no database stores
     if not value.isprintable():
         raise InvalidMessage(field, "identifier-printable", "expected printable characters only")
@@ -146,7 +156,7 @@ def duration(field: str, value: timedelta | float, low: timedelta, high: timedel
         raise InvalidMessage(
             field,
             "duration",
-            f"expected a timedelta or seconds from {low.total_seconds():g} to {high.total_seconds():g}",
+            f"expected {spoken(low.total_seconds())} to {spoken(high.total_seconds())}, as seconds or a timedelta",
         )
     return length
 

@@ -19,13 +19,32 @@ mapped where they are met and raised again from here, without their context.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from .lifecycle import Answer, Fault, QuarantineReason
 
 
 class OutboxError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of everything this package raises on purpose.
+
+    ``position`` is set by ``enqueue_many()``: which of its drafts was refused, counted from 0.
+    """
+
+    position: int | None = None
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if self.position is None else f"draft {self.position}: {text}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # constructors differ from args: task queues and parallel test runs carry errors to other processes
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(cls: type[OutboxError], args: tuple[Any, ...], state: dict[str, Any]) -> OutboxError:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigurationError(OutboxError):

@@ -32,6 +32,7 @@ RESERVED_SUFFIXES = frozenset(
     }
 )
 
+UNSAFE = re.compile(r"[\x00-\x20\x7f-\xa0\\\s]")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
@@ -57,6 +58,32 @@ def split_authority(authority: str) -> tuple[str, str | None]:
         return host + bracket, rest[1:] if rest else None
     host, colon, port = authority.partition(":")
     return host, port if colon else None
+
+
+def host_entry(entry: object) -> tuple[str, int | None]:
+    """Return the normal form of a setting's ``"host"`` or ``"host:port"``, and the port."""
+    if not isinstance(entry, str):
+        raise RuleError("not-text")
+    if UNSAFE.search(entry) or any(sign in entry for sign in "/?#"):
+        raise RuleError("syntax")
+    spelled, port = split_authority(entry)
+    host, address = normal_host(spelled)
+    if address is not None and not spelled.isascii():
+        raise RuleError("numeric-host")
+    number = port_number(port, 0)
+    if port is not None and number == 0:
+        raise RuleError("port")
+    return host, number or None
+
+
+def host_name(entry: object) -> str:
+    """Return the normal form of a setting's host without port, an IPv6 address with or without brackets."""
+    if isinstance(entry, str) and entry.count(":") > 1 and not entry.startswith("["):
+        entry = f"[{entry}]"
+    host, port = host_entry(entry)
+    if port is not None:
+        raise RuleError("port")
+    return host
 
 
 def normal_host(spelled: str) -> tuple[str, IPv4Address | IPv6Address | None]:

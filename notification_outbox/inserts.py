@@ -36,8 +36,9 @@ Ids = dict[uuid.UUID, int]
 class NewRow:
     """A message ready to be stored.
 
-    ``due`` is so long after the database's now, or a moment of its own. ``refused`` is "field:rule" for a
-    message that is stored as quarantined because its data broke that rule.
+    ``due`` is so long after the database's now, or a moment of its own: then ``later`` is added to it or to now,
+    whichever comes last. ``refused`` is "field:rule" for a message that is stored as quarantined because its data
+    broke that rule. ``position`` is the draft's among many, for the error.
     """
 
     binding: Binding
@@ -46,6 +47,8 @@ class NewRow:
     due: timedelta | datetime
     give_up_after: timedelta
     refused: str = ""
+    later: timedelta = timedelta(0)
+    position: int | None = None
 
     @property
     def name(self) -> uuid.UUID:
@@ -133,7 +136,9 @@ def _compare(row: NewRow, content_mac: bytes, signing_scope_id: str | None, orde
         ("ordering key", row.binding.ordering_key == ordering_key),
     ):
         if not same:
-            raise IdempotencyConflict(part)
+            conflict = IdempotencyConflict(part)
+            conflict.position = row.position
+            raise conflict
 
 
 # columns that hold the row's own values; the rest are times and the model's defaults
@@ -175,7 +180,7 @@ class _Kind(NamedTuple):
         now = Now()
         due: Expression = now
         if self.due == "at":
-            due = Greatest(now, value("due", DateTimeField()))
+            due = Greatest(now, value("due", DateTimeField())) + value("later", DurationField())
         elif self.due == "later":
             due = now + value("due", DurationField())
         until = due + value("give_up_after", DurationField())
@@ -190,7 +195,7 @@ def _insert_in_savepoint(rows: Sequence[NewRow], using: str) -> Ids:
     instances = []
     for row in rows:
         if row.name not in there:
-            values = {"due": row.due, "give_up_after": row.give_up_after}
+            values = {"due": row.due, "later": row.later, "give_up_after": row.give_up_after}
             kind = _Kind.of(row)
             times = kind.times(lambda name, field, values=values: Value(values[name], output_field=field))  # type: ignore[misc]
             instances.append(OutboxMessage(**(_columns(row) | kind.fixed() | times)))
@@ -221,7 +226,7 @@ def _insert_on_conflict(rows: Sequence[NewRow], using: str) -> Ids:
         for row in rows:
             template = _template(using, connection.vendor, _Kind.of(row))
             values = _columns(row)
-            values["due"] = row.due
+            values |= {"due": row.due, "later": row.later}
             prepared = [
                 field.get_db_prep_value(values[name], connection, prepared=False)
                 for name, field in template.slots

@@ -30,7 +30,7 @@ from .drafts import (
     media_type,
 )
 from .envelope import Binding, Content, seal
-from .exceptions import ConfigurationError, InvalidMessage, NotInTransaction
+from .exceptions import ConfigurationError, InvalidMessage, NotInTransaction, OutboxError
 from .inserts import NewRow, Stored
 from .lifecycle import State
 from .models import OutboxMessage
@@ -40,6 +40,7 @@ from .publishers import publisher_for
 OnInvalid = Literal["raise", "quarantine"]
 # how much of what breaks a rule is kept: beyond it is no customer's typing error
 MAX_KEPT = 16 * 1024
+MAX_SPREAD = timedelta(days=30)
 REFUSED_DESTINATION = "(refused)"
 
 T = TypeVar("T")
@@ -113,6 +114,7 @@ def enqueue(
         give_up_after=give_up_after,
     )
     alias = _database(using)
+    _check_choice(on_invalid)
     row = _prepare(draft, conf.get(), on_invalid)
     (stored,) = inserts.store([row], using=alias)
     return _receipt(row, stored)
@@ -128,18 +130,36 @@ def enqueue_many(
     """Store many messages, a few hundred to a statement; return their receipts in the order given.
 
     All or nothing. ``spread`` places their due times evenly over so long (timedelta or seconds), so that a
-    campaign does not arrive at once. A draft repeated among the given is ``created=False``. Raises as
-    ``enqueue()`` does.
+    campaign does not arrive at once: each is due its share of that after its own time or now, whichever is later.
+    A draft repeated among the given is ``created=False``.
+
+    Raises as ``enqueue()`` does; ``error.position`` says which draft was refused, counted from 0.
     """
     alias = _database(using)
     settings = conf.get()
-    rows = [_prepare(draft, settings, on_invalid) for draft in drafts]
-    if spread is not None:
-        length = duration("spread", spread, timedelta(0), timedelta(days=30))
-        rows = [replace(row, due=row.due + length * place / len(rows)) for place, row in enumerate(rows)]
+    _check_choice(on_invalid)
+    length = timedelta(0) if spread is None else duration("spread", spread, timedelta(0), MAX_SPREAD)
+    if not isinstance(drafts, Iterable):
+        raise InvalidMessage("drafts", "draft-type", "expected an iterable of Draft")
+    rows: list[NewRow] = []
+    for position, draft in enumerate(drafts):
+        try:
+            rows.append(replace(_prepare(draft, settings, on_invalid), position=position))
+        except OutboxError as error:
+            error.position = position
+            raise
+    if length:
+        rows = [_postponed(row, length * place / len(rows)) for place, row in enumerate(rows)]
     with transaction.atomic(using=alias):
         stored = inserts.store(rows, using=alias)
     return [_receipt(row, one) for row, one in zip(rows, stored, strict=True)]
+
+
+def _postponed(row: NewRow, wait: timedelta) -> NewRow:
+    if isinstance(row.due, timedelta):
+        return replace(row, due=row.due + wait)
+    # only the database knows whether that moment is still ahead
+    return replace(row, later=wait)
 
 
 def validate_destination(url: object, publisher: str = "default") -> None:
@@ -162,12 +182,15 @@ def _receipt(row: NewRow, stored: Stored) -> Receipt:
     return Receipt(stored.id, binding.message_id, binding.idempotency_key, stored.state, stored.created)
 
 
+def _check_choice(on_invalid: object) -> None:
+    if on_invalid not in ("raise", "quarantine"):
+        raise InvalidMessage("on_invalid", "choice", "expected 'raise' or 'quarantine'")
+
+
 class _Faults:
     """Runs the steps that data can break: raises what they find, or keeps the first of it."""
 
     def __init__(self, on_invalid: OnInvalid) -> None:
-        if on_invalid not in ("raise", "quarantine"):
-            raise InvalidMessage("on_invalid", "choice", "expected 'raise' or 'quarantine'")
         self._keep = on_invalid == "quarantine"
         self.first: InvalidMessage | None = None
 
@@ -183,6 +206,8 @@ class _Faults:
 
 def _prepare(draft: Draft, settings: conf.Settings, on_invalid: OnInvalid) -> NewRow:
     """Hold a draft to every rule; return it sealed and under the names it will be found by."""
+    if not isinstance(draft, Draft):
+        raise InvalidMessage("drafts", "draft-type", "expected Draft(...)")
     faults = _Faults(on_invalid)
     lane = settings.publisher(draft.publisher)
     notification_type = identifier("notification_type", draft.notification_type)
@@ -272,7 +297,10 @@ def _destination(draft: Draft, lane: conf.PublisherSettings, faults: _Faults) ->
     named = draft.replace(to=lane.to) if draft.to is None else draft
     destination = faults.step(lambda: publisher.validate(named).to, None)
     if destination is not None:
-        return destination, publisher.display(destination)
+        if not isinstance(destination, str):
+            raise InvalidMessage("to", "not-text", "expected the publisher to make text of it")
+        # a stranger's publisher may show what no column holds
+        return destination, identifier("to", publisher.display(destination))
     if faults.first is None or named.to is None:
         raise InvalidMessage("to", "missing", "expected a destination")
     if len(named.to) > MAX_KEPT:

@@ -62,6 +62,15 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)\Z")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SPOKEN = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def spoken(seconds: float) -> str:
+    """Return a length of time as people say it: ``"0 s"``, ``"15 min"``, ``"366 d"``."""
+    for unit, name in _SPOKEN:
+        if seconds and seconds % unit == 0:
+            return f"{seconds / unit:g} {name}"
+    return f"{seconds:g} s"
 
 
 def duration(low: float, high: float) -> Callable[[object], float]:
@@ -75,7 +84,8 @@ def duration(low: float, high: float) -> Callable[[object], float]:
             seconds = float(match[1]) * _UNITS[match[2]]
         if seconds is None or not low <= seconds <= high:
             raise BadValue(
-                f"{low:g} to {high:g} seconds as a number, a timedelta or text like '90s', '15m', '3d'"
+                f"{spoken(low)} to {spoken(high)}, as seconds, a timedelta or text like "
+                '"90s", "15m", "4h", "3d"'
             )
         return seconds
 
@@ -122,15 +132,18 @@ def choice(*choices: str) -> Callable[[object], str]:
     return read
 
 
-def mapping(value: object) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise BadValue("a dict with text keys")
-    return MappingProxyType(dict(value))
+def mapping(example: str) -> Callable[[object], Mapping[str, Any]]:
+    def read(value: object) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise BadValue(f"a dict such as {example}")
+        return MappingProxyType(dict(value))
+
+    return read
 
 
 def texts(value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise BadValue("a list of texts")
+        raise BadValue('a list of texts such as ["default"]')
     return tuple(map(text, value))
 
 
@@ -138,14 +151,17 @@ def dotted(expected: str) -> Callable[[object], Callable[..., Any]]:
     """Return a reader of callables and of their dotted paths."""
 
     def read(value: object) -> Callable[..., Any]:
-        found = value
+        found, problem = value, expected
         if isinstance(value, str):
             try:
                 found = import_string(value)
             except (ImportError, ValueError):
                 found = None
+            except Exception as error:
+                # the module runs as it is imported, so anything may be raised
+                found, problem = None, f"{expected}; importing it raised {type(error).__name__}"
         if not callable(found):
-            raise BadValue(expected)
+            raise BadValue(problem)
         return found
 
     return read

@@ -33,6 +33,7 @@ from .exceptions import (
 )
 from .lifecycle import Answer, Fault, QuarantineReason
 from .resolver import Resolver
+from .tls import client_context
 from .urls import Destination, DestinationPolicy
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class GuardedTransport:
     ) -> None:
         self._policy = policy
         self._timeout = timeout
-        self._context = _client_context(ca_file)
+        self._context = client_context(ca_file)
         self._resolver = resolver
         self._own_resolver: Resolver | None = None
         self._max_idle = max_idle
@@ -270,19 +271,3 @@ def _checked(headers: Sequence[tuple[str, str]]) -> CIMultiDict[str] | None:
             return None
         fields.add(name, value)
     return fields
-
-
-def _client_context(ca_file: str | None) -> ssl.SSLContext:
-    """Return the TLS settings. ``create_default_context()`` would write keys to SSLKEYLOGFILE."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    if ca_file is None:
-        context.load_default_certs()
-        return context
-    try:
-        context.load_verify_locations(ca_file)
-        return context
-    except (OSError, TypeError, ValueError):
-        pass
-    raise ConfigurationError("option 'ca_file': expected the path of a readable PEM file of certificates")

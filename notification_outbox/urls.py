@@ -8,7 +8,6 @@ error repeats a URL: path and query are secrets.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -16,7 +15,7 @@ from typing import Self, TypeVar
 
 from .addresses import Denial, judge
 from .exceptions import ConfigurationError, InvalidMessage
-from .hosts import RuleError, check_public, normal_host, port_number, split_authority
+from .hosts import UNSAFE, RuleError, check_public, host_entry, normal_host, port_number, split_authority
 
 MAX_URL_BYTES = 2048
 DEFAULT_PORTS = {"https": 443, "http": 80}
@@ -41,7 +40,12 @@ HINTS = {
     "syntax": "the host is no valid domain name",
 }
 
-_UNSAFE = re.compile(r"[\x00-\x20\x7f-\xa0\\\s]")
+EXAMPLES = {
+    "allow_hosts": '["printer.lan", "10.9.8.7:8443"]',
+    "allow_networks": '["10.2.0.0/16"]',
+    "insecure_hosts": '["127.0.0.1:9000"]',
+    "ports": "[443, 8443]",
+}
 
 _Address = IPv4Address | IPv6Address
 _T = TypeVar("_T")
@@ -184,7 +188,7 @@ def _split(url: object) -> tuple[str, str, str, str]:
         raise RuleError("not-unicode") from None
     if size > MAX_URL_BYTES:
         raise RuleError("too-long")
-    if _UNSAFE.search(url):
+    if UNSAFE.search(url):
         raise RuleError("control-space-backslash")
     if "#" in url:
         raise RuleError("fragment")
@@ -206,9 +210,10 @@ def _escaped(text: str) -> str:
 
 
 def _entries(option: str, entries: Iterable[_T]) -> list[tuple[int, _T]]:
-    """Return the entries with their places from 1; a lone string would be read letter by letter."""
-    if isinstance(entries, (str, bytes)):
-        raise ConfigurationError(f"{option}: give a list, not a single string")
+    """Return the entries with their places from 1."""
+    # a lone string would be read letter by letter, bytes as ports, a dict without its values
+    if isinstance(entries, (str, bytes, Mapping)) or not isinstance(entries, Iterable):
+        raise ConfigurationError(f"{option}: expected a list such as {EXAMPLES[option]} [list]")
     return list(enumerate(entries, start=1))
 
 
@@ -221,18 +226,7 @@ def _by_host(entries: Iterable[tuple[str, int | None]]) -> dict[str, frozenset[i
 
 def _host_entry(option: str, place: int, entry: str) -> tuple[str, int | None]:
     try:
-        if not isinstance(entry, str):
-            raise RuleError("not-text")
-        if _UNSAFE.search(entry) or any(sign in entry for sign in "/?#"):
-            raise RuleError("syntax")
-        spelled, port = split_authority(entry)
-        host, address = normal_host(spelled)
-        if address is not None and not spelled.isascii():
-            raise RuleError("numeric-host")
-        number = port_number(port, 0)
-        if port is not None and number == 0:
-            raise RuleError("port")
-        return host, number or None
+        return host_entry(entry)
     except RuleError as broken:
         rule = broken.rule
     raise ConfigurationError(f'{option}: entry {place} must be "host" or "host:port" [{rule}]')

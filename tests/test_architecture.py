@@ -20,20 +20,21 @@ MAY_IMPORT = {
     "addresses": "",
     "hosts": "",
     "envelope": "exceptions",
-    "drafts": "envelope exceptions",
-    "payloads": "exceptions",
     "reading": "exceptions",
+    "drafts": "envelope exceptions reading",
+    "payloads": "exceptions",
     "urls": "addresses exceptions hosts",
     "signing": "envelope exceptions",
     # fixtures: tables, settings and signals
     "signals": "",
     "models": "lifecycle",
-    "conf": "envelope exceptions lifecycle payloads reading signing",
+    "conf": "drafts envelope exceptions hosts lifecycle payloads reading signing",
     # wall: the outside world
     "resolver": "exceptions lifecycle",
     "connector": "exceptions lifecycle resolver urls",
-    "transport": "connector exceptions lifecycle resolver urls",
-    "publishers": "conf drafts envelope exceptions lifecycle reading signing transport urls",
+    "tls": "exceptions",
+    "transport": "connector exceptions lifecycle resolver tls urls",
+    "publishers": "conf drafts envelope exceptions lifecycle reading signing tls transport urls",
     # movers: the only code that moves a message
     "leases": "conf envelope lifecycle models",
     # steps
@@ -52,7 +53,7 @@ MAY_IMPORT = {
     "housekeeping": "conf database leases",
     "worker": "conf database delivery exceptions housekeeping lanes leases lifecycle settling signals stats suspects",
     # doors
-    "checks": "conf exceptions publishers",
+    "checks": "conf drafts exceptions publishers reading",
     "apps": "checks",
     "management": "conf doctor exceptions models operations worker",
 }

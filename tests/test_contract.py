@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +37,17 @@ from notification_outbox import (
 )
 from notification_outbox.delivery import as_message, open_claim
 from notification_outbox.envelope import Message
-from notification_outbox.exceptions import ConfigurationError
+from notification_outbox.exceptions import (
+    ConfigurationError,
+    OutboxError,
+    PermanentPublishError,
+    PublishFailed,
+    Tampered,
+    UnknownKey,
+)
 from notification_outbox.lifecycle import State
 from notification_outbox.models import OutboxMessage
-from tests.processes import Outbox
+from tests.processes import ROOT, Outbox, database_url
 from tests.settings import SIGNER
 
 URL = "https://hooks.acme.com/shop?token=abc"
@@ -46,6 +58,25 @@ URLS = json.loads((Path(__file__).parent / "cases/urls.json").read_text())["case
 
 class Topics(Publisher):
     """A publisher whose destinations are topics and who takes any scope."""
+
+
+class Trusting(Publisher):
+    """A publisher that takes whatever it is given."""
+
+    def validate(self, draft: Draft) -> Draft:
+        return draft
+
+
+class Plan(str, Enum):  # noqa: UP042 - as projects write it, whose str() is the member's name
+    """A project's own names, as text."""
+
+    PAID = "order.paid"
+
+
+class Shop(int, Enum):
+    """A project's own numbers."""
+
+    NORTH = 7
 
 
 def refuse_negative(payload: Any) -> None:
@@ -444,11 +475,82 @@ def test_many_large_bodies_are_stored_in_several_statements(tx: None) -> None:
     assert all(receipt.created for receipt in enqueue_many(drafts))
 
 
-def test_without_time_zones_a_moment_is_still_a_moment(tx: None, settings: Any) -> None:
-    """``available_at`` means the same whatever the project's USE_TZ."""
-    settings.USE_TZ = False
-    row = stored(enqueue("t", {}, to=URL, available_at=datetime.now(UTC) + timedelta(hours=2)))
-    assert abs(row.due_at - row.created_at - timedelta(hours=2)) < timedelta(seconds=5)
+@pytest.mark.parametrize("zone", ["UTC", "America/Chicago"])
+@pytest.mark.parametrize("hours", [2, -2])
+def test_without_time_zones_a_moment_is_still_a_moment(transactional_db: None, zone: str, hours: int) -> None:
+    """``available_at`` means the same whatever the project's USE_TZ: a process that has none shows it."""
+    code = f"""
+import os, sys
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+from django.conf import settings
+settings.USE_TZ, settings.TIME_ZONE = False, {zone!r}
+import django; django.setup()
+from datetime import UTC, datetime, timedelta
+from django.db import transaction
+from notification_outbox import Draft, enqueue, enqueue_many
+from notification_outbox.models import OutboxMessage
+at = datetime.now(UTC) + timedelta(hours={hours})
+with transaction.atomic():
+    enqueue("t", {{}}, to={URL!r}, available_at=at)
+    enqueue_many([Draft("t", {{}}, to={URL!r}, available_at=at)] * 2, spread=20)
+    for row in OutboxMessage.objects.order_by("due_at"):
+        print(round((row.due_at - row.created_at).total_seconds()))
+    transaction.set_rollback(True)
+"""
+    shown = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "DATABASE_URL": database_url()},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    first = max(hours, 0) * 3600
+    assert all(
+        abs(found - (first + wait)) <= 2
+        for found, wait in zip(map(int, shown.split()), (0, 0, 10), strict=True)
+    )
+
+
+@pytest.mark.parametrize("to", ["x" * 256, "secretmark\0", "\ud800", 7])
+def test_what_a_publisher_lets_pass_is_still_held_to_the_column(
+    tx: None, configure: Callable[..., None], to: Any
+) -> None:
+    """No publisher makes the database break the caller's transaction."""
+    configure(PUBLISHERS={"default": {"BACKEND": "tests.test_contract.Trusting"}})
+    for _try in range(2):
+        with pytest.raises(InvalidMessage, match=r"^to: ") as caught:
+            enqueue("t", {}, to=to)
+    assert "secretmark" not in str(caught.value)
+    assert not OutboxMessage.objects.exists()
+
+
+def test_a_member_of_an_enum_is_its_value(tx: None) -> None:
+    """Names that a project keeps in enums are stored and returned as the text they stand for."""
+    call: dict[str, Any] = {"to": URL, "idempotency_key": Plan.PAID, "account_id": Shop.NORTH}
+    receipt = enqueue(Plan.PAID, {}, **call)
+    assert type(receipt.idempotency_key) is str
+    row = stored(receipt)
+    assert (row.notification_type, row.idempotency_key, row.account_id) == ("order.paid", "order.paid", "7")
+    assert enqueue("order.paid", {}, to=URL, idempotency_key="order.paid", account_id=7).id == receipt.id
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidMessage("to", "scheme", "the URL must begin with https://", data=True),
+        IdempotencyConflict("payload"),
+        UnknownKey("2026"),
+        Tampered(),
+        PermanentPublishError("gone"),
+        PublishFailed("http_503", retry_after=3),
+    ],
+)
+def test_an_error_crosses_to_another_process_as_it_is(error: OutboxError) -> None:
+    """Task queues and parallel test runs pickle what was raised."""
+    error.position = 3
+    there = pickle.loads(pickle.dumps(error))
+    assert (type(there), str(there), vars(there)) == (type(error), str(error), vars(error))
 
 
 def test_bytes_beyond_the_hard_limit_always_raise(tx: None) -> None:
@@ -498,14 +600,61 @@ def test_many_are_all_or_nothing(tx: None) -> None:
     """A conflict or a bad draft leaves no row of the call, and the transaction usable."""
     enqueue("t", {"n": 1}, to=URL, idempotency_key=650)
     good = [Draft("t", {"n": n}, to=URL, idempotency_key=n) for n in range(649)]
-    with pytest.raises(IdempotencyConflict):
-        enqueue_many([*good, Draft("t", {"n": 2}, to=URL, idempotency_key=650)])
-    with pytest.raises(IdempotencyConflict):
-        enqueue_many([good[0], Draft("t", {"n": 9}, to=URL, idempotency_key=0)])
-    with pytest.raises(InvalidMessage):
-        enqueue_many([*good, Draft("t", {}, to="nonsense")])
+    for drafts, error, position in (
+        ([*good, Draft("t", {"n": 2}, to=URL, idempotency_key=650)], IdempotencyConflict, 649),
+        ([good[0], Draft("t", {"n": 9}, to=URL, idempotency_key=0)], IdempotencyConflict, 1),
+        ([*good, Draft("t", {}, to="nonsense")], InvalidMessage, 649),
+    ):
+        with pytest.raises(error, match=f"^draft {position}: ") as caught:
+            enqueue_many(drafts)
+        assert caught.value.position == position
     assert OutboxMessage.objects.count() == 1
     assert enqueue_many([]) == []
+
+
+@pytest.mark.parametrize(
+    ("drafts", "told"),
+    [
+        ([1], r"^draft 0: drafts: expected Draft\(\.\.\.\) \[draft-type\]$"),
+        ("secretmark", r"^draft 0: drafts: expected Draft"),
+        ([Draft("t", {}, to=URL), {"to": "secretmark"}], "^draft 1: drafts: expected Draft"),
+        (1, r"^drafts: expected an iterable of Draft \[draft-type\]$"),
+        (Draft("t", "secretmark"), "^drafts: expected an iterable of Draft"),
+        ([Draft({"secretmark": 1}, "order.paid")], "^draft 0: notification_type: expected text"),  # type: ignore[arg-type]
+        (
+            [Draft("t", {}, to=URL), Draft("t", {}, to=URL, publisher="secretmark")],
+            "^draft 1: there is no publisher",
+        ),
+        ([Draft("t", {"secretmark": object()}, to=URL)], "^draft 0: payload: expected the types"),
+        (
+            [Draft("t", {}, to=URL, delay=-1)],
+            "^draft 0: delay: expected 0 s to 366 d, as seconds or a timedelta",
+        ),
+    ],
+)
+def test_a_refusal_of_many_says_which_draft(tx: None, drafts: Any, told: str) -> None:
+    """Field, rule and place as enumerate counts; never the draft."""
+    with pytest.raises((InvalidMessage, ConfigurationError), match=told) as caught:
+        enqueue_many(drafts)
+    assert "secretmark" not in repr(caught.value) + str(caught.value)
+    assert not OutboxMessage.objects.exists()
+
+
+def test_a_refusal_of_one_has_no_place(tx: None) -> None:
+    """``enqueue()`` has one draft."""
+    enqueue("t", {"n": 1}, to=URL, idempotency_key="k")
+    with pytest.raises(IdempotencyConflict, match=r"^this idempotency key") as caught:
+        enqueue("t", {"n": 2}, to=URL, idempotency_key="k")
+    assert caught.value.position is None
+
+
+@pytest.mark.parametrize("drafts", [[], [Draft("t", {}, to=URL)]])
+def test_what_is_for_all_drafts_is_refused_before_any(tx: None, drafts: list[Draft]) -> None:
+    """A bad choice or spread is no draft's fault."""
+    with pytest.raises(InvalidMessage, match=r"^on_invalid: "):
+        enqueue_many(drafts, on_invalid="ignore")  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match=r"^spread: expected 0 s to 30 d"):
+        enqueue_many(drafts, spread=timedelta(days=31))
 
 
 def test_a_spread_places_due_times_evenly(tx: None) -> None:
@@ -514,6 +663,25 @@ def test_a_spread_places_due_times_evenly(tx: None) -> None:
     dues = [stored(receipt).due_at for receipt in receipts]
     steps = [round((after - before).total_seconds()) for before, after in itertools.pairwise(dues)]
     assert steps == [10, 10, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("ago", "first"),
+    [
+        (timedelta(minutes=5), timedelta(0)),
+        (timedelta(days=9), timedelta(0)),
+        (-timedelta(hours=1), timedelta(hours=1)),
+    ],
+)
+def test_a_spread_begins_at_the_drafts_time_or_now(tx: None, ago: timedelta, first: timedelta) -> None:
+    """A campaign that was to begin in the past is spread from now on, not all due at once."""
+    at = datetime.now(UTC) - ago
+    drafts = [Draft("t", {"n": n}, to=URL, available_at=at) for n in range(5)]
+    rows = [stored(receipt) for receipt in enqueue_many(drafts, spread=50)]
+    steps = [round((row.due_at - row.created_at - first).total_seconds()) for row in rows]
+    assert steps == [0, 10, 20, 30, 40]
+    assert all(row.available_at == row.due_at for row in rows)
+    assert all(row.retry_until == row.due_at + row.give_up_after for row in rows)
 
 
 def test_many_need_a_transaction_too(transactional_db: None) -> None:
@@ -525,6 +693,17 @@ def test_many_need_a_transaction_too(transactional_db: None) -> None:
 def test_a_draft_shows_no_content() -> None:
     """Drafts are collected in lists that end in tracebacks."""
     assert repr(Draft("t", {"card": 4111}, to=URL)) == "<Draft 't' publisher='default'>"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [({"secretmark": 1}, "order.paid"), ('{"secretmark": 1}', "t"), ("t", {}, "default", URL + "secretmark")],
+)
+def test_arguments_in_the_wrong_order_show_no_content_either(arguments: tuple[Any, ...]) -> None:
+    """What is not a plain name is not shown as one."""
+    shown = repr(Draft(*arguments))
+    assert "secretmark" not in shown
+    assert "(no plain name)" in shown
 
 
 # forms

@@ -27,7 +27,8 @@ from notification_outbox.exceptions import (
 )
 from notification_outbox.lifecycle import Answer, Fault, QuarantineReason
 from notification_outbox.resolver import Resolver
-from notification_outbox.transport import GuardedTransport, _client_context
+from notification_outbox.tls import client_context
+from notification_outbox.transport import GuardedTransport
 from notification_outbox.urls import Destination, DestinationPolicy
 
 from .peer import OK, Talk, authority, by_hand, listening, looking_up, meeting, polite, posting, saying
@@ -403,7 +404,7 @@ async def test_two_names_on_one_address() -> None:
 
 def test_old_tls_is_not_spoken() -> None:
     """The TLS settings start at version 1.2 and check name and chain."""
-    context = _client_context(None)
+    context = client_context(None)
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert context.check_hostname
     assert context.verify_mode is ssl.CERT_REQUIRED

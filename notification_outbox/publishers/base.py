@@ -21,7 +21,10 @@ class Publisher:
 
     ``__init__`` takes the alias's ``OPTIONS`` as keyword arguments. ``validate`` and ``display`` run in the web
     process at enqueue and must stay cheap; ``open``, ``publish`` and ``close`` run in the worker's event loop.
+    ``own_timeout`` is after how many seconds ``publish`` gives up by itself, if it does.
     """
+
+    own_timeout: float | None = None
 
     def validate(self, draft: Draft) -> Draft:
         """Return the draft as it is to be stored, ``to`` in its one normal form. Raises ``InvalidMessage``."""
@@ -33,6 +36,11 @@ class Publisher:
 
     def check(self) -> Iterable[str]:
         """Return what about the options should not be deployed, in sentences for ``manage.py check --deploy``."""
+        return ()
+
+    def problems(self) -> Iterable[str]:
+        """Return what would keep a worker on this machine from opening it, such as a file it cannot read, in
+        sentences for ``manage.py check``: errors there. No network."""
         return ()
 
     async def open(self) -> None:
@@ -54,13 +62,16 @@ def build(settings: PublisherSettings) -> Publisher:
     """Return a new publisher of this alias. Raises ``ConfigurationError`` naming alias, key and remedy."""
     path = f"PUBLISHERS['{settings.alias}']"
     cls: object = None
+    why = ""
     try:
         cls = import_string(settings.backend)
     except (ImportError, ValueError):
         pass
+    except Exception as error:
+        why = f"; importing it raised {type(error).__name__}"
     if not isinstance(cls, type) or not issubclass(cls, Publisher):
         raise ConfigurationError(
-            f"{path}: BACKEND is not the dotted path of a Publisher that can be imported"
+            f"{path}: BACKEND is not the dotted path of a Publisher that can be imported{why}"
         )
     parameters = inspect.signature(cls).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -81,6 +92,9 @@ def build(settings: PublisherSettings) -> Publisher:
         problem = str(error)
     except TypeError:
         problem = f"OPTIONS do not fit {cls.__name__}({', '.join(parameters)})"
+    except Exception as error:
+        # its text may hold an option's value
+        problem = f"{cls.__name__} raised {type(error).__name__} for its OPTIONS"
     raise ConfigurationError(f"{path}: {problem}")
 
 

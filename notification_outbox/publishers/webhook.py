@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable
+from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ from ..drafts import Draft
 from ..envelope import Message
 from ..exceptions import ConfigurationError, InvalidMessage, PermanentPublishError, PublishFailed
 from ..lifecycle import Answer, Fault, QuarantineReason
+from ..reading import BadValue, duration
 from ..signing import Signer, SigningRequest
+from ..tls import client_context
 from ..urls import Destination, DestinationPolicy
 from .base import Publisher
 
@@ -31,7 +34,8 @@ BUSY = frozenset({408, 409, 425, 429})
 class WebhookPublisher(Publisher):
     """POSTs the message to its URL over TLS, freshly signed, through a guarded socket.
 
-    ``signer``: signs every attempt. ``timeout``: seconds from the name lookup to the answer's head.
+    ``signer``: signs every attempt. ``timeout``: from the name lookup to the answer's head, a duration as in
+    the settings.
     ``ca_file``: PEM file of the authorities to trust instead of the system's. ``ports``: those a URL may name.
     ``allow_hosts`` (``"host"`` or ``"host:port"``) and ``allow_networks`` open exactly what they name beyond
     public addresses; ``insecure_hosts`` are allowed hosts that may be reached over plain http.
@@ -41,7 +45,7 @@ class WebhookPublisher(Publisher):
         self,
         *,
         signer: Signer,
-        timeout: float = 15.0,
+        timeout: float | timedelta | str = 15.0,
         ca_file: str | None = None,
         ports: Iterable[int] = (443, 8443),
         allow_hosts: Iterable[str] = (),
@@ -50,10 +54,8 @@ class WebhookPublisher(Publisher):
     ) -> None:
         if not isinstance(signer, Signer):
             raise ConfigurationError("option 'signer': expected a Signer, such as HttpMessageSigner(...)")
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0.1 <= timeout <= 3600:
-            raise ConfigurationError("option 'timeout': expected 0.1 to 3600 seconds")
         self._signer = signer
-        self._timeout = float(timeout)
+        self.own_timeout = self._timeout = _seconds("timeout", timeout)
         self._ca_file = ca_file
         self._policy = DestinationPolicy.from_options(
             ports=ports,
@@ -77,6 +79,13 @@ class WebhookPublisher(Publisher):
     def check(self) -> Iterable[str]:
         if self._policy.insecure:
             yield "insecure_hosts lets messages travel unencrypted; it is meant for development only."
+
+    def problems(self) -> Iterable[str]:
+        if self._ca_file is not None:
+            try:
+                client_context(self._ca_file)
+            except ConfigurationError as error:
+                yield str(error)
 
     async def open(self) -> None:
         from ..transport import GuardedTransport
@@ -132,3 +141,11 @@ class WebhookPublisher(Publisher):
             *message.headers,
             *signed,
         ]
+
+
+def _seconds(option: str, value: object) -> float:
+    try:
+        return duration(0.1, 3600)(value)
+    except BadValue as bad:
+        problem = str(bad)
+    raise ConfigurationError(f"option {option!r}: expected {problem}")

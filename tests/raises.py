@@ -1,0 +1,3 @@
+"""A module that cannot be imported, as a project's own may be."""
+
+raise RuntimeError("secretmark")
