@@ -334,18 +334,18 @@ class Worker:
         self._freed.set()
         landed = [settlement for settlement in batch if settlement not in lost] if lost else batch
         self._tell_ended(
-            Ended(claim.id, claim.binding.message_id, State(outcome.verdict.value))
-            for claim, outcome, *_ in landed
-            if outcome.verdict in (Verdict.DELIVERED, Verdict.QUARANTINED)
+            (
+                Ended(claim.id, claim.binding.message_id, State(outcome.verdict.value))
+                for claim, outcome, *_ in landed
+                if outcome.verdict in (Verdict.DELIVERED, Verdict.QUARANTINED)
+            )
         )
 
     def _tell_ended(self, messages: Iterable[Ended]) -> None:
-        for state, signal in SIGNALS.items():
-            if signal.has_listeners(Worker):
-                self._tell(
-                    signal,
-                    [{"id": one.id, "message_id": one.message_id} for one in messages if one.state is state],
-                )
+        listened = {state: signal for state, signal in SIGNALS.items() if signal.has_listeners(Worker)}
+        for one in messages if listened else ():
+            if one.state in listened:
+                self._tell(listened[one.state], [{"id": one.id, "message_id": one.message_id}])
 
     def _tell(self, signal: Signal, calls: list[dict[str, Any]]) -> None:
         if calls and signal.has_listeners(Worker):

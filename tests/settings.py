@@ -6,6 +6,7 @@ start, with the signer left out: every process of the suite derives the same one
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import tempfile
@@ -50,6 +51,10 @@ NOTIFICATION_OUTBOX = json.loads(os.environ.get("OUTBOX_TEST_SETTINGS", "{}"))
 for _publisher in NOTIFICATION_OUTBOX.get("PUBLISHERS", {}).values():
     if "BACKEND" not in _publisher:
         _publisher.setdefault("OPTIONS", {})["signer"] = SIGNER
+
+if _module := os.environ.get("OUTBOX_TEST_IMPORT"):
+    # a module of the test's own, to be watched by the reloader
+    importlib.import_module(_module)
 
 LOGGING = {
     "version": 1,
