@@ -12,7 +12,6 @@ different times: ``Binding`` (the clear columns, authenticated), ``Content`` (wh
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import hashlib
 import hmac
@@ -23,7 +22,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -75,8 +74,7 @@ class Content:
     checked: bool = True
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Binding:
+class Binding(NamedTuple):
     """The clear columns that the seal authenticates: change one and the row no longer opens."""
 
     publisher: str
@@ -90,6 +88,9 @@ class Binding:
     ordering_key: str
     dedup_id: uuid.UUID
     encryption_key_id: str
+
+    def __repr__(self) -> str:
+        return f"<Binding {self.message_id}>"
 
     @property
     def message_id(self) -> str:
@@ -120,11 +121,10 @@ class Binding:
         )
 
 
-BOUND = tuple(field.name for field in dataclasses.fields(Binding))
+BOUND = Binding._fields
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Claim:
+class Claim(NamedTuple):
     """One leased row: what the worker has in hand until it settles.
 
     ``attempt`` counts this attempt since the last requeue, ``number`` since the message was made.

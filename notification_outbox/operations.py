@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from django.db import router
 
@@ -117,5 +117,5 @@ def _resealed(row: OutboxMessage, keyring: Keyring) -> Resealed:
     before = Binding.of(row)
     sealed = bytes(row.sealed or b"")
     content = open_sealed(sealed, before, keyring)
-    after = replace(before, encryption_key_id=keyring.current_id)
+    after = before._replace(encryption_key_id=keyring.current_id)
     return Resealed(row.id, row.encryption_key_id, sealed, keyring.current_id, seal(content, after, keyring))

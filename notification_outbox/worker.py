@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 from django.db import Error, close_old_connections
 from django.dispatch import Signal
 
-from . import leases, signals, stats
+from . import conf, leases, signals, stats
 from .conf import LEASE_MARGIN, Settings
 from .database import DatabaseThread, Outage
 from .delivery import classify, deliver
@@ -61,21 +61,22 @@ class _Stopped(Exception):
 
 
 class Worker:
-    """Delivers the messages of some lanes from one database until it is stopped.
+    """Delivers the messages of some lanes from one database until it is stopped; in an application's own loop, too.
 
-    ``publishers``: aliases to serve (default: all). ``concurrency``: deliveries at once in each lane (default:
-    the alias's own). ``shutdown_timeout``: seconds that running deliveries may still take after ``stop()``.
-    ``until``: "stopped", "idle" (nothing is due any more) or "empty" (nothing waits any more, retries included).
-    ``max_messages``: claim so many, let them end and return. ``poll_interval``: seconds, instead of the
-    setting's. ``liveness_file``: its time of modification says when the worker last was well. ``purge``: whether
-    it also does what ``RETENTION`` asks. May be run again after it returned; run it from one event loop at a time.
+    ``settings``: those of ``conf.read()`` (default: the project's). ``publishers``: aliases to serve (default: all).
+    ``concurrency``: deliveries at once in each lane (default: the alias's own). ``shutdown_timeout``: seconds that
+    running deliveries may still take after ``stop()``. ``until``: "stopped", "idle" (nothing is due any more) or
+    "empty" (nothing waits any more, retries included). ``max_messages``: claim so many, let them end and return.
+    ``poll_interval``: seconds, instead of the setting's. ``liveness_file``: its time of modification says when the
+    worker last was well. ``purge``: whether it also does what ``RETENTION`` asks. May be run again after it
+    returned; from one event loop at a time.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        settings: Settings | None = None,
         *,
-        using: str,
+        using: str = "default",
         publishers: Collection[str] = (),
         concurrency: int | None = None,
         shutdown_timeout: float = 30.0,
@@ -86,6 +87,7 @@ class Worker:
         worker_id: str = "",
         purge: bool = True,
     ) -> None:
+        settings = settings or conf.get()
         self._settings = settings
         self.using = using
         self._chosen = [settings.publisher(alias) for alias in publishers or settings.publishers]

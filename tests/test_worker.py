@@ -327,7 +327,7 @@ def test_a_stopped_worker_can_run_again_and_stop_before_run_does_nothing(outbox:
         connection.close()
 
     async def scenario() -> None:
-        worker = Worker(conf.get(), using="default")
+        worker = Worker()
         worker.stop()
         for count in (1, 2):
             await asyncio.to_thread(enqueue)
