@@ -61,6 +61,20 @@ def shared(announce: Callable[[str], None] = lambda line: None) -> Iterator[Serv
                 server.stop()
 
 
+@contextmanager
+def own(announce: Callable[[str], None], port: int) -> Iterator[Server]:
+    """Make a server on ``port`` that nobody else uses, free to be stopped and started; remove it in the end."""
+    _own_directory(home())
+    base = Path(tempfile.mkdtemp(prefix="own-", dir=home()))
+    server = Server(base, find_binaries())
+    try:
+        server.start(announce, port)
+        yield server
+    finally:
+        server.stop("immediate")
+        shutil.rmtree(base)
+
+
 class Server:
     """One cluster under ``directory``, one per major version. Raises ``PrivatePostgresError``.
 
@@ -94,8 +108,8 @@ class Server:
     def url(self, database: str) -> str:
         return f"postgres://postgres:{self.password.read_text()}@127.0.0.1:{self._port()}/{database}"
 
-    def start(self, announce: Callable[[str], None]) -> None:
-        """Start the server unless it runs. Call it ``exclusively()``."""
+    def start(self, announce: Callable[[str], None], port: int | None = None) -> None:
+        """Start the server unless it runs, on any free port by default. Call it ``exclusively()``."""
         began = time.monotonic()
         if self.identity:
             self.binaries = self.binaries.copied_to(self.directory)  # the checkout may be closed to others
@@ -103,7 +117,7 @@ class Server:
             return
         self._initialise()
         for attempt in range(1, START_ATTEMPTS + 1):
-            options = f"-c listen_addresses=127.0.0.1 -p {_free_port()} -k '' {TUNING}"
+            options = f"-c listen_addresses=127.0.0.1 -p {port or _free_port()} -k '' {TUNING}"
             started = self._run("pg_ctl", "-D", self.data, "-w", "-l", self.log, "-o", options, "start")
             if started.returncode == 0:
                 break
@@ -116,9 +130,9 @@ class Server:
         took = time.monotonic() - began
         announce(f"private PostgreSQL {self.binaries.version} started in {took:.1f} s")
 
-    def stop(self) -> None:
+    def stop(self, mode: str = "fast") -> None:
         """Stop the server, ending the sessions it has. Call it ``exclusively()``."""
-        self._run("pg_ctl", "-D", self.data, "-m", "fast", "-w", "stop")
+        self._run("pg_ctl", "-D", self.data, "-m", mode, "-w", "stop")
 
     def _alive(self) -> bool:
         """Tell whether our server answers, and clear away what a killed one left.
