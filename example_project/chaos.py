@@ -9,7 +9,7 @@ ones refused for a while. When the time is up all becomes well, the workers empt
 looked for. The seed decides what happens and when, the machine what it meets.
 
 Exit codes: 0 all is right; 1 a message was lost, sent though its order rolled back, or sent again without need, or
-a worker ended by itself; 130 interrupted, 143 terminated.
+a worker ended by itself; 69 there is no database; 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from typing import TYPE_CHECKING
 
 import django
 
+from postgres_binaries import PrivatePostgresError
 from stage import certify, free_port, make_database, say, settle_environment
 
 if TYPE_CHECKING:
     from figures import Figures
+
+SETUP_FAILED, INTERRUPTED, TERMINATED = 69, 130, 143
 
 
 def main(argv: list[str]) -> int:
@@ -49,9 +52,12 @@ def main(argv: list[str]) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="outbox-chaos-") as directory:
             table = play(given, Path(directory), options.minutes * 60, seed, options.workers)
+    except PrivatePostgresError as problem:
+        print(f"chaos: {problem}", file=sys.stderr)
+        return SETUP_FAILED
     except KeyboardInterrupt:
         print("chaos: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     table.show()
     return table.verdict()
 
@@ -85,12 +91,7 @@ def play(given: str | None, directory: Path, seconds: float, seed: int, size: in
         from havoc.receiver import Receiver
         from havoc.workers import Crew
 
-        name = connection.settings_dict["NAME"]
-        make_database(place.server_url, name)
-        with connection.cursor() as cursor:
-            # a stop must not lose what was committed, whatever speed the server trades for that
-            cursor.execute(f"ALTER DATABASE {connection.ops.quote_name(name)} SET synchronous_commit = on")
-        connection.close()
+        make_database(place.server_url, connection.settings_dict["NAME"])
         call_command("migrate", verbosity=0)
         say(f"the database: {place.how}")
         customers = Customers(fork(dice))
@@ -102,8 +103,8 @@ def play(given: str | None, directory: Path, seconds: float, seed: int, size: in
             customers.start()
             try:
                 director.rage(seconds)
-            finally:
                 director.calm()
+            finally:
                 customers.stop()
             say("the time is up: all is well again, and the workers empty the outbox")
             director.wait_until_empty()
@@ -126,5 +127,5 @@ def steady_port() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     sys.exit(main(sys.argv[1:]))

@@ -63,12 +63,13 @@ def shared(announce: Callable[[str], None] = lambda line: None) -> Iterator[Serv
 
 @contextmanager
 def own(announce: Callable[[str], None], port: int) -> Iterator[Server]:
-    """Make a server on ``port`` that nobody else uses, free to be stopped and started; remove it in the end."""
+    """Make a server on ``port`` for one user, who may stop and start it; remove it in the end."""
     _own_directory(home())
     base = Path(tempfile.mkdtemp(prefix="own-", dir=home()))
-    server = Server(base, find_binaries())
+    # what was committed outlives a kill of the server, though not of the machine
+    server = Server(base, find_binaries(), port=port, tuning=f"{TUNING} -c synchronous_commit=on")
     try:
-        server.start(announce, port)
+        server.start(announce)
         yield server
     finally:
         server.stop("immediate")
@@ -76,17 +77,22 @@ def own(announce: Callable[[str], None], port: int) -> Iterator[Server]:
 
 
 class Server:
-    """One cluster under ``directory``, one per major version. Raises ``PrivatePostgresError``.
+    """One cluster under ``directory``, one per major version; without a ``port``, each start takes a free one.
+    Raises ``PrivatePostgresError``.
 
     ``user_fd`` is the descriptor that marks a user: a child that inherits it keeps the server up even when
     its parent was killed.
     """
 
-    def __init__(self, base: Path, binaries: Binaries) -> None:
+    def __init__(
+        self, base: Path, binaries: Binaries, *, port: int | None = None, tuning: str = TUNING
+    ) -> None:
         _own_directory(base)
         self.directory = base / str(binaries.major)
         _own_directory(self.directory)
         self.binaries = binaries
+        self.port = port
+        self.tuning = tuning
         self.user_fd = -1
         self.users = self.directory / "users"
         self.run = self.directory / "run"
@@ -108,8 +114,8 @@ class Server:
     def url(self, database: str) -> str:
         return f"postgres://postgres:{self.password.read_text()}@127.0.0.1:{self._port()}/{database}"
 
-    def start(self, announce: Callable[[str], None], port: int | None = None) -> None:
-        """Start the server unless it runs, on any free port by default. Call it ``exclusively()``."""
+    def start(self, announce: Callable[[str], None]) -> None:
+        """Start the server unless it runs. Call it ``exclusively()``."""
         began = time.monotonic()
         if self.identity:
             self.binaries = self.binaries.copied_to(self.directory)  # the checkout may be closed to others
@@ -117,7 +123,7 @@ class Server:
             return
         self._initialise()
         for attempt in range(1, START_ATTEMPTS + 1):
-            options = f"-c listen_addresses=127.0.0.1 -p {port or _free_port()} -k '' {TUNING}"
+            options = f"-c listen_addresses=127.0.0.1 -p {self.port or _free_port()} -k '' {self.tuning}"
             started = self._run("pg_ctl", "-D", self.data, "-w", "-l", self.log, "-o", options, "start")
             if started.returncode == 0:
                 break

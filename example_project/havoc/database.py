@@ -17,8 +17,8 @@ class OwnCluster:
 
     how = "its own PostgreSQL is stopped (immediate mode) and started again"
 
-    def __init__(self, server: private_postgres.Server, port: int) -> None:
-        self._server, self._port = server, port
+    def __init__(self, server: private_postgres.Server) -> None:
+        self._server = server
         self.server_url = server.url("postgres")
         self.url = beside(self.server_url, "outbox_chaos")
 
@@ -26,7 +26,7 @@ class OwnCluster:
         self._server.stop("immediate")
 
     def start(self) -> None:
-        self._server.start(lambda line: None, self._port)
+        self._server.start(lambda line: None)
 
 
 class GivenServer:
@@ -45,6 +45,10 @@ class GivenServer:
     def start(self) -> None:
         self._allow(True)
 
+    def drop(self) -> None:
+        with psycopg.connect(self.server_url, autocommit=True) as connection:
+            connection.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(self._name)))
+
     def _allow(self, allowed: bool) -> None:
         with psycopg.connect(self.server_url, autocommit=True) as connection:
             rule = SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
@@ -59,9 +63,13 @@ Database = OwnCluster | GivenServer
 
 @contextmanager
 def database(given: str | None, port: int, announce: Callable[[str], None]) -> Iterator[Database]:
-    """Find the database to play with; our own cluster, which listens on ``port``, is removed in the end."""
+    """Find the database to play with; it is removed in the end. Our own cluster listens on ``port``."""
     if given:
-        yield GivenServer(given)
+        server = GivenServer(given)
+        try:
+            yield server
+        finally:
+            server.drop()
     else:
         with private_postgres.own(announce, port) as cluster:
-            yield OwnCluster(cluster, port)
+            yield OwnCluster(cluster)

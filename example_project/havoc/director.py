@@ -11,6 +11,7 @@ from typing import TypeVar
 from django.db import Error, connection
 from django.db.models import Q, QuerySet
 
+from notification_outbox import conf
 from notification_outbox.lifecycle import LIVE
 from notification_outbox.models import OutboxMessage
 from shop.models import Order
@@ -22,7 +23,6 @@ from .orders import Customers
 from .receiver import MOODS, Receiver
 from .workers import Crew
 
-LEASE = 3.0  # seconds, as in the settings
 TICK = 0.05
 REPORT_EVERY = 10.0
 PATIENCE = 180.0  # seconds for the outbox to become empty once all is well
@@ -39,6 +39,7 @@ class Director:
     ) -> None:
         self._database, self._receiver, self._customers, self._crew = database, receiver, customers, crew
         self._dice = dice
+        self._lease = conf.get().publisher("default").lease
         self._in_hand: Counter[str] = Counter()
         self._outages: list[float] = []
         self._away_since: float | None = None
@@ -90,7 +91,9 @@ class Director:
             self._away_since = time.monotonic()
             self._database.stop()
             long = self._dice.random() < 0.4
-            return self._dice.uniform(LEASE + 1, LEASE + 3) if long else self._dice.uniform(0.2, 2)
+            return (
+                self._dice.uniform(self._lease + 1, self._lease + 3) if long else self._dice.uniform(0.2, 2)
+            )
         self._database.start()
         # recovered rows may already be claimed again: those that lost a lease since their last outcome say so
         after = self._in_flight(Q(), or_lapsed=True)
@@ -132,7 +135,7 @@ class Director:
             kills=self._crew.kills,
             deserted=self._crew.deserted,
             outages=len(self._outages),
-            long_outages=sum(length > LEASE for length in self._outages),
+            long_outages=sum(length > self._lease for length in self._outages),
             flaps=self._receiver.flaps,
         )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from stage import start, tail
 
 WORKER = ["manage.py", "run_outbox_worker"]
+STARTING = 10  # seconds in which a worker may not know of signals yet
 PATIENCE = 40  # seconds for a graceful stop; a worker gives its deliveries 30
 
 
@@ -26,6 +27,7 @@ class Crew:
         self._logs = [folder / f"worker-{n}.log" for n in range(size)]
         self._dice = dice
         self._running: dict[Path, subprocess.Popen[bytes]] = {}
+        self._started: dict[Path, float] = {}
         self._start_at = dict.fromkeys(self._logs, 0.0)
 
     def __enter__(self) -> Crew:
@@ -46,6 +48,7 @@ class Crew:
             if time.monotonic() >= moment:
                 del self._start_at[log]
                 self._running[log] = start(WORKER, log)
+                self._started[log] = time.monotonic()
 
     def kill_one(self) -> int | None:
         """Kill one of those that run, to be started again in a moment; return its process id."""
@@ -62,7 +65,7 @@ class Crew:
         return worker.pid
 
     def dismiss(self) -> None:
-        """Have all end as an operator would; one that does not exit 0 has deserted."""
+        """Have all end as an operator would; one that ends otherwise has deserted."""
         for worker in self._running.values():
             worker.terminate()
         deadline = time.monotonic() + PATIENCE
@@ -72,7 +75,8 @@ class Crew:
             except subprocess.TimeoutExpired:
                 worker.kill()
                 code = worker.wait()
-            if code:
+            starting = time.monotonic() - self._started[log] < STARTING
+            if code and not (starting and code == -signal.SIGTERM):
                 self._desert(log, worker)
         self._running.clear()
 
