@@ -9,11 +9,11 @@ import subprocess
 import time
 from collections import Counter
 from decimal import Decimal
-from typing import NamedTuple
 
 from django.db.models import F, Sum
 from tqdm import tqdm
 
+from figures import Figures
 from notification_outbox.models import OutboxMessage
 from notification_outbox.operations import requeue
 from shop.models import Order
@@ -29,32 +29,8 @@ BUSY = COMMITTED // BUSY_EVERY
 UNSETTLED = ("pending", "in_flight", "blocked")
 
 
-class Figure(NamedTuple):
-    """One counted thing. ``wanted`` is exact, or the least when ``or_more``; None is only told."""
-
-    name: str
-    found: object
-    wanted: object = None
-    or_more: bool = False
-    note: str = ""
-
-    @property
-    def right(self) -> bool:
-        if self.wanted is None:
-            return True
-        return self.found >= self.wanted if self.or_more else self.found == self.wanted  # type: ignore[operator]
-
-
-class Figures:
-    """The demo's table, filled as it goes."""
-
-    def __init__(self) -> None:
-        self.rows: list[Figure] = []
-
-    def add(
-        self, name: str, found: object, wanted: object = None, *, or_more: bool = False, note: str = ""
-    ) -> None:
-        self.rows.append(Figure(name, found, wanted, or_more, note))
+class DemoFigures(Figures):
+    """The demo's table."""
 
     def count_first_run(self) -> None:
         messages = OutboxMessage.objects.all()
@@ -76,23 +52,8 @@ class Figures:
         repeats = ReceivedMessage.objects.aggregate(repeats=Sum(F("times") - 1))["repeats"]
         self.add("duplicates seen", repeats, note="recognised by their message id, booked once")
 
-    def show(self) -> None:
-        width = max(len(row.name) for row in self.rows)
-        print()
-        for row in self.rows:
-            print(f"  {row.name:<{width}}  {row.found!s:>5}  {row.note}".rstrip())
 
-    def verdict(self) -> int:
-        """Print each figure that is wrong; return 1 when there is one, else 0."""
-        wrong = [row for row in self.rows if not row.right]
-        for row in wrong:
-            least = "at least " if row.or_more else ""
-            print(f"MISMATCH {row.name.strip()}: {row.found}, should be {least}{row.wanted}")
-        print("a figure is wrong" if wrong else "every figure is right")
-        return 1 if wrong else 0
-
-
-def place_orders(figures: Figures) -> None:
+def place_orders(figures: DemoFigures) -> None:
     """Place the orders; a declined card takes its order and the message about it back."""
     refused = 0
     for n in tqdm(range(1, ORDERS + 1), unit=" orders", desc="placing"):
@@ -121,6 +82,6 @@ def watch(worker: subprocess.Popen[bytes], patience: float) -> None:
                 time.sleep(0.1)
 
 
-def requeue_quarantined(figures: Figures) -> None:
+def requeue_quarantined(figures: DemoFigures) -> None:
     ids = list(OutboxMessage.objects.filter(state="quarantined").values_list("pk", flat=True))
     figures.add("requeued", requeue(ids), len(REFUSED))

@@ -61,18 +61,38 @@ def shared(announce: Callable[[str], None] = lambda line: None) -> Iterator[Serv
                 server.stop()
 
 
+@contextmanager
+def own(announce: Callable[[str], None], port: int) -> Iterator[Server]:
+    """Make a server on ``port`` for one user, who may stop and start it; remove it in the end."""
+    _own_directory(home())
+    base = Path(tempfile.mkdtemp(prefix="own-", dir=home()))
+    # what was committed outlives a kill of the server, though not of the machine
+    server = Server(base, find_binaries(), port=port, tuning=f"{TUNING} -c synchronous_commit=on")
+    try:
+        server.start(announce)
+        yield server
+    finally:
+        server.stop("immediate")
+        shutil.rmtree(base)
+
+
 class Server:
-    """One cluster under ``directory``, one per major version. Raises ``PrivatePostgresError``.
+    """One cluster under ``directory``, one per major version; without a ``port``, each start takes a free one.
+    Raises ``PrivatePostgresError``.
 
     ``user_fd`` is the descriptor that marks a user: a child that inherits it keeps the server up even when
     its parent was killed.
     """
 
-    def __init__(self, base: Path, binaries: Binaries) -> None:
+    def __init__(
+        self, base: Path, binaries: Binaries, *, port: int | None = None, tuning: str = TUNING
+    ) -> None:
         _own_directory(base)
         self.directory = base / str(binaries.major)
         _own_directory(self.directory)
         self.binaries = binaries
+        self.port = port
+        self.tuning = tuning
         self.user_fd = -1
         self.users = self.directory / "users"
         self.run = self.directory / "run"
@@ -103,7 +123,7 @@ class Server:
             return
         self._initialise()
         for attempt in range(1, START_ATTEMPTS + 1):
-            options = f"-c listen_addresses=127.0.0.1 -p {_free_port()} -k '' {TUNING}"
+            options = f"-c listen_addresses=127.0.0.1 -p {self.port or _free_port()} -k '' {self.tuning}"
             started = self._run("pg_ctl", "-D", self.data, "-w", "-l", self.log, "-o", options, "start")
             if started.returncode == 0:
                 break
@@ -116,9 +136,9 @@ class Server:
         took = time.monotonic() - began
         announce(f"private PostgreSQL {self.binaries.version} started in {took:.1f} s")
 
-    def stop(self) -> None:
+    def stop(self, mode: str = "fast") -> None:
         """Stop the server, ending the sessions it has. Call it ``exclusively()``."""
-        self._run("pg_ctl", "-D", self.data, "-m", "fast", "-w", "stop")
+        self._run("pg_ctl", "-D", self.data, "-m", mode, "-w", "stop")
 
     def _alive(self) -> bool:
         """Tell whether our server answers, and clear away what a killed one left.

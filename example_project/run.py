@@ -17,7 +17,6 @@ import argparse
 import os
 import signal
 import subprocess
-from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +34,7 @@ class Command(NamedTuple):
 
     summary: str
     arguments: tuple[str, ...]
-    database: str
+    database: str | None  # none: it has to do with servers itself
 
 
 COMMANDS = {
@@ -43,6 +42,11 @@ COMMANDS = {
         "place orders, deliver them to a receiver over TLS, check every figure",
         (str(HERE / "demo.py"),),
         "postgres",  # from where the demo makes a database of its own
+    ),
+    "chaos": Command(
+        "kill workers, database and receiver while orders are delivered; nothing is lost",
+        (str(HERE / "chaos.py"),),
+        None,
     ),
     "bench": Command(
         "measure what the outbox costs, as ratios against bars",
@@ -63,10 +67,12 @@ def main(argv: list[str]) -> int:
     try:
         project_venv.enter(CHECKOUT, announce)
         given = os.environ.get("DATABASE_URL")
-        with nullcontext() if given else private_postgres.shared(announce) as server:
+        argv = [sys.executable, *command.arguments, *options.arguments]
+        if given or command.database is None:
+            return run(argv, {})
+        with private_postgres.shared(announce) as server:
             # The child keeps the server in use even when this process is killed.
-            url, descriptors = (server.url(command.database), (server.user_fd,)) if server else (given, ())
-            return run([sys.executable, *command.arguments, *options.arguments], url, descriptors)
+            return run(argv, {"DATABASE_URL": server.url(command.database)}, (server.user_fd,))
     except (project_venv.InstallError, postgres_binaries.PrivatePostgresError) as problem:
         print(f"run.py: {problem}", file=sys.stderr)
         return SETUP_FAILED
@@ -79,7 +85,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     codes = f"""
 exit codes:
   demo: 0 every figure is right, 1 a figure is wrong; bench: 0 every bar is held, 1 one is missed;
-  test: those of pytest
+  chaos: 0 nothing was lost, 1 a message was lost, or sent wrongly; test: those of pytest
   2 the command line is wrong, {SETUP_FAILED} the set-up failed,
   {INTERRUPTED} interrupted, {TERMINATED} terminated
 
@@ -98,10 +104,9 @@ environment:
     return parser.parse_args(argv)
 
 
-def run(argv: list[str], database_url: str, descriptors: tuple[int, ...]) -> int:
+def run(argv: list[str], settings: dict[str, str], descriptors: tuple[int, ...] = ()) -> int:
     """Run the command in the checkout and return its exit code; it never outlives us unless we are killed."""
-    environment = {**os.environ, "DATABASE_URL": database_url}
-    child = subprocess.Popen(argv, cwd=CHECKOUT, env=environment, pass_fds=descriptors)
+    child = subprocess.Popen(argv, cwd=CHECKOUT, env={**os.environ, **settings}, pass_fds=descriptors)
     try:
         code = child.wait()
     except KeyboardInterrupt:

@@ -165,3 +165,26 @@ def test_a_directory_that_others_may_write_is_refused(home: Path, monkeypatch: p
     home.chmod(0o777)
     with pytest.raises(PrivatePostgresError, match="somebody else"), shared():
         pass
+
+
+def test_a_server_of_ones_own_is_stopped_started_and_removed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user may pull the plug and start it again at the same address; nothing of it is left in the end."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    monkeypatch.setenv("OUTBOX_PG_HOME", str(home))
+    from private_postgres import own
+    from stage import free_port
+
+    port = free_port()
+    with own(lambda line: None, port) as server:
+        url = server.url("postgres")
+        with psycopg.connect(url) as connection:
+            connection.execute("create table kept as select 1 as one")
+        server.stop("immediate")
+        assert not answers(url)
+        server.start(lambda line: None)
+        with psycopg.connect(url) as connection:
+            assert connection.execute("select one from kept").fetchone() == (1,)
+    assert not answers(url)
+    assert not any(home.iterdir())

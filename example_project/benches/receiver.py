@@ -1,6 +1,6 @@
 """A receiver for benches, as lean as Python allows: TLS on loopback, 200 for every request, nothing kept.
 
-Run as a process of its own, ``python bench_receiver.py CERTIFICATE``: prints its port and serves until killed.
+Run as a process of its own, ``python receiver.py CERTIFICATE``: prints its port and serves until killed.
 """
 
 from __future__ import annotations

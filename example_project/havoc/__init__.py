@@ -1,0 +1,1 @@
+"""What chaos is made of: the order takers, the workers, a receiver and a database in trouble, and the judge."""
