@@ -48,7 +48,9 @@ def bench_claim() -> Result:
 def deliver(alias: str) -> None:
     """Claim and settle as a worker does, but for the delivery between."""
     for _ in range(BATCHES):
-        claims = leases.claim("default", limit=BATCH, budget=2**26, worker="bench", lease=60.0, using=alias)
+        claims = leases.claim(
+            "default", limit=BATCH, budget=2**26, worker="bench", lease=60.0, using=alias
+        ).claims
         if len(claims) < BATCH:
             raise SystemExit(f"bench: {len(claims)} of {BATCH} rows could be claimed")
         leases.settle([Settlement(claim, Outcome(Verdict.DELIVERED)) for claim in claims], using=alias)
