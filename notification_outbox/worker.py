@@ -42,7 +42,7 @@ POLL_GROWTH = 1.5
 RECOVER_EVERY = 1.0
 REPORT_EVERY = 60.0
 # seconds that a stopping worker gives its database to answer
-LAST_ANSWER = 5.0
+LAST_ANSWER = 3.0
 
 # one thread with a connection for each, so that none waits for another
 ROLES = ("claim", "settle", "housekeeping", "signals")
