@@ -28,7 +28,8 @@ from .exceptions import ConfigurationError, InvalidMessage
 from .publishers import Publisher, build
 from .reading import spoken
 
-# what one worker keeps open: for claims, settlements and housekeeping, so that none waits for another
+# what one worker keeps open: for claims, settlements and housekeeping, so that none waits for another; receivers of
+# its signals have a fourth where they query
 WORKER_CONNECTIONS = 3
 
 DERIVED = {
@@ -176,7 +177,8 @@ def database_warnings(handler: ConnectionHandler) -> list[CheckMessage]:
                 CheckWarning(
                     f"DATABASES['{alias}']: a worker keeps {WORKER_CONNECTIONS} connections and this pool has "
                     f"{size}: some of its work would wait for one in vain.",
-                    hint=f'Set "max_size" of OPTIONS["pool"] to at least {WORKER_CONNECTIONS} where a worker runs.',
+                    hint=f'Set "max_size" of OPTIONS["pool"] to at least {WORKER_CONNECTIONS} where a worker runs, '
+                    "and to one more where receivers of its signals query.",
                     id="notification_outbox.W005",
                 )
             )
