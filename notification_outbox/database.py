@@ -51,9 +51,8 @@ class DatabaseThread:
         """Let the thread do what is waiting and end, at most ``patience`` seconds."""
         ended = self._put(self._hang_up)
         self._calls.put(None)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await ended
+        # not cancelled when it takes longer: the connection is closed whenever the database lets go
+        await asyncio.wait({ended}, timeout=patience)
 
     def _put(self, work: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()

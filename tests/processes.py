@@ -48,7 +48,13 @@ def database_url() -> str:
 class Started:
     """A worker process; its log goes to a file so that it never waits for a reader."""
 
-    def __init__(self, *arguments: str, raw_settings: dict[str, Any], log_level: str = "INFO") -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        raw_settings: dict[str, Any],
+        log_level: str = "INFO",
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self.popen = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "django", "run_outbox_worker", *arguments],
@@ -60,6 +66,7 @@ class Started:
                 "DJANGO_SETTINGS_MODULE": "tests.settings",
                 "OUTBOX_TEST_SETTINGS": json.dumps(raw_settings),
                 "OUTBOX_TEST_LOG": log_level,
+                **(environment or {}),
             },
             stdout=self._log,
             stderr=self._log,
@@ -119,11 +126,15 @@ class Outbox:
         worker = Worker(conf.get(), using=router.db_for_write(OutboxMessage), until=until, **options)
         asyncio.run(worker.run())
 
-    def start(self, *arguments: str, log_level: str = "INFO") -> Started:
+    def start(self, *arguments: str, log_level: str = "INFO", **environment: str) -> Started:
         """Start a worker process with this test's settings; it is killed when the test ends."""
-        process = Started(*arguments, raw_settings=self.raw, log_level=log_level)
+        process = Started(*arguments, raw_settings=self.raw, log_level=log_level, environment=environment)
         self.started.append(process)
         return process
+
+    def settings_text(self) -> str:
+        """Return this test's settings as another process reads them from ``OUTBOX_TEST_SETTINGS``."""
+        return json.dumps(self.raw)
 
     def states(self) -> dict[str, int]:
         """Return how many messages there are in each state."""

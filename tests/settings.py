@@ -37,6 +37,13 @@ if _engine.endswith("sqlite3"):
     # worker threads and processes need a file: an in-memory database belongs to one connection
     DATABASES["default"]["TEST"] = {"NAME": os.environ.get("OUTBOX_TEST_SQLITE", "test.sqlite3")}
 
+if _isolation := os.environ.get("OUTBOX_TEST_ISOLATION"):
+    # a project's own default; psycopg takes its number, MySQL its name
+    _number = {"repeatable read": 3, "serializable": 4}[_isolation]
+    DATABASES["default"].setdefault("OPTIONS", {})["isolation_level"] = (
+        _number if _engine.endswith("postgresql") else _isolation
+    )
+
 # a second database, as projects with several have: always SQLite, so that it runs everywhere
 DATABASES["second"] = {
     "ENGINE": "django.db.backends.sqlite3",

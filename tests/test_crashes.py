@@ -1,0 +1,350 @@
+"""Workers that are killed, databases that go away or hang: nothing is lost, little is sent twice, nobody is stuck."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection
+
+from notification_outbox import housekeeping, leases
+from notification_outbox.models import OutboxMessage
+from notification_outbox.worker import LAST_ANSWER, Worker
+from tests.processes import ROOT, Outbox, Started, database_url, wait_until
+from tests.receiver import Received
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+QUICK: dict[str, Any] = {"ATTEMPT_TIMEOUT": 1, "LEASE": 3}
+TABLE = OutboxMessage._meta.db_table
+# what a stop may take beyond the shutdown timeout when its database is mute, on a busy machine
+STOP = 3 * LAST_ANSWER + 6
+
+
+def sent(outbox: Outbox) -> Counter[str]:
+    """Return how often each message id arrived."""
+    return Counter(
+        (received.header("idempotency-key") or "").strip('"') for received in outbox.receiver.requests
+    )
+
+
+def in_flight(worker_id: str) -> set[int]:
+    """Return what a dead worker held: what its last statement was about is committed or gone by then."""
+    rows = OutboxMessage.objects.filter(state="in_flight", leased_by=worker_id)
+    before, now = None, set(rows.values_list("id", flat=True))
+    while now != before:
+        time.sleep(0.1)
+        before, now = now, set(rows.values_list("id", flat=True))
+    return now
+
+
+@pytest.mark.databases("postgresql", "mysql")
+def test_workers_killed_at_random_lose_nothing_and_repeat_only_what_they_held(outbox: Outbox) -> None:
+    """3,000 deliveries by four workers, each killed and restarted: all arrive, and attempts add up."""
+    dice = random.Random(4)
+    outbox.configure(**QUICK)
+
+    async def answer(received: Received) -> int:
+        await asyncio.sleep(0.02)
+        return 200
+
+    outbox.receiver.answer = answer
+    receipts = {one.id: one for one in outbox.enqueue(3000)}
+    names = iter(range(1000))
+
+    def start() -> tuple[str, Started]:
+        name = f"worker-{next(names)}"
+        return name, outbox.start("--worker-id", name, "--concurrency", "16", "--until-empty")
+
+    workers = [start() for _ in range(4)]
+    held: Counter[int] = Counter()
+    for threshold in sorted(dice.sample(range(100, 2600), 8)):
+        outbox.receiver.wait_for(threshold, 60)
+        place = dice.randrange(4)
+        name, process = workers[place]
+        process.kill()
+        held.update(in_flight(name))
+        workers[place] = start()
+    assert [process.wait() for _, process in workers] == [0] * 4
+    assert outbox.states() == {"delivered": 3000}
+    assert held
+    arrived = sent(outbox)
+    assert set(arrived) == {one.message_id for one in receipts.values()}
+    for row_id, attempts in OutboxMessage.objects.values_list("id", "attempts"):
+        assert attempts == 1 + held[row_id]
+        assert arrived[receipts[row_id].message_id] <= attempts
+
+
+class Cluster:
+    """A PostgreSQL of the test's own, which it may stop."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.url = server.url("postgres")
+        self.environment = {
+            **os.environ,
+            "DATABASE_URL": self.url,
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+        }
+        self.python(
+            "import django; django.setup()\n"
+            "from django.core.management import call_command\n"
+            "call_command('migrate', verbosity=0)"
+        )
+
+    def python(self, code: str, **environment: str) -> str:
+        """Run code against the cluster and return what it printed."""
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**self.environment, **environment},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    def enqueue(self, outbox: Outbox, count: int) -> None:
+        self.python(
+            "import os, django; django.setup()\n"
+            "from django.db import transaction\n"
+            "from notification_outbox import enqueue\n"
+            "with transaction.atomic():\n"
+            f"    for n in range({count}): enqueue('t', {{'n': n}}, to={outbox.receiver.url('/')!r})",
+            OUTBOX_TEST_SETTINGS=outbox.settings_text(),
+        )
+
+    def states(self) -> dict[tuple[str, int], int]:
+        """Return how many messages there are by state and attempts."""
+        with psycopg.connect(self.url) as own:
+            found = own.execute(f"SELECT state, attempts, count(*) FROM {TABLE} GROUP BY 1, 2").fetchall()
+        return {(state, attempts): count for state, attempts, count in found}
+
+    def stop(self) -> None:
+        self.server.stop("immediate")
+
+    def start(self) -> None:
+        self.server.start(lambda line: None)
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    sys.path.insert(0, str(ROOT / "example_project"))
+    try:
+        import private_postgres
+    finally:
+        sys.path.pop(0)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with private_postgres.own(lambda line: None, port) as server:
+        yield Cluster(server)
+
+
+def cpu_seconds(process: Started) -> float:
+    fields = Path(f"/proc/{process.popen.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.databases("postgresql")
+def test_a_database_stopped_for_longer_than_a_lease_loses_and_repeats_nothing(outbox: Outbox) -> None:
+    """The same worker goes on, records what it delivered meanwhile, says it once, and did not spin."""
+    lease = QUICK["LEASE"]
+    outbox.configure(**QUICK)
+    gate = threading.Event()
+
+    def answer(received: Received) -> int:
+        # those in hand when the database goes are answered while it is away
+        if len(outbox.receiver.requests) > 200:
+            gate.wait(0.9)
+        return 200
+
+    outbox.receiver.answer = answer
+    with cluster() as own:
+        own.enqueue(outbox, 1000)
+        process = outbox.start("--until-empty", "--concurrency", "16", DATABASE_URL=own.url)
+        outbox.receiver.wait_for(210)
+        own.stop()
+        gate.set()
+        wait_until(lambda: "database away role=settle" in process.log, "the outage to be noticed")
+        spent = cpu_seconds(process)
+        stopped = time.monotonic()
+        wait_until(lambda: time.monotonic() > stopped + 1.5 * lease, "more than a lease", 60)
+        assert cpu_seconds(process) - spent < 0.5
+        own.start()
+        assert process.wait() == 0
+        assert own.states() == {("delivered", 1): 1000}
+    assert set(sent(outbox).values()) == {1}
+    for role in ("claim", "settle"):
+        assert process.log.count(f"database away role={role}") <= 1
+        assert process.log.count(f"database back role={role}") == process.log.count(
+            f"database away role={role}"
+        )
+
+
+@pytest.mark.databases("postgresql")
+@pytest.mark.parametrize("number", [signal.SIGSTOP, None])
+def test_a_database_that_hangs_does_not_hold_a_worker_that_is_told_to_stop(
+    outbox: Outbox, number: signal.Signals | None
+) -> None:
+    """A frozen server or a lock on the whole table: it leaves in time, by 4, saying what it could not record."""
+    gate = threading.Event()
+
+    def answer(received: Received) -> int:
+        if len(outbox.receiver.requests) > 1:
+            gate.wait(60)
+        return 200
+
+    outbox.receiver.answer = answer
+    with cluster() as own:
+        own.enqueue(outbox, 1)
+        process = outbox.start("--shutdown-timeout", "1", "--poll-interval", "0.05", DATABASE_URL=own.url)
+        # by then each of its connections is open
+        wait_until(lambda: own.states() == {("delivered", 1): 1}, "the first to be recorded")
+        own.enqueue(outbox, 3)
+        outbox.receiver.wait_for(4)
+        with psycopg.connect(own.url) as other:
+            if number is None:
+                other.execute(f"LOCK TABLE {TABLE} IN ACCESS EXCLUSIVE MODE")
+            others = "SELECT pid FROM pg_stat_activity WHERE client_port > 0 AND pid <> pg_backend_pid()"
+            backends = [pid for (pid,) in other.execute(others).fetchall()]
+            if number is not None:
+                for pid in backends:
+                    os.kill(pid, number)
+            try:
+                gate.set()
+                began = time.monotonic()
+                process.terminate()
+                assert process.wait() == 4
+                assert time.monotonic() - began < 1 + STOP
+            finally:
+                if number is not None:
+                    for pid in backends:
+                        os.kill(pid, signal.SIGCONT)
+        assert "outbox stop unrecorded=3" in process.log
+        assert "3 outcomes could not be recorded" in process.log
+
+
+def test_sigterm_with_many_slow_deliveries_leaves_no_lease(outbox: Outbox) -> None:
+    """Of 64 running ones those inside the timeout are delivered, the rest are released unattempted; exit 0."""
+    gate = threading.Event()
+
+    def answer(received: Received) -> int:
+        gate.wait(60)
+        if b'"n":1' not in received.body:
+            threading.Event().wait(60)
+        return 200
+
+    outbox.receiver.answer = answer
+    outbox.enqueue(70)
+    process = outbox.start("--concurrency", "64", "--shutdown-timeout", "2")
+    outbox.receiver.wait_for(64)
+    process.terminate()
+    wait_until(lambda: outbox.states().get("in_flight") == 64, "the rest handed back")
+    gate.set()
+    assert process.wait() == 0
+    # 1 and 10 to 19 answered
+    assert outbox.states() == {"delivered": 11, "pending": 59}
+    left = OutboxMessage.objects.filter(state="pending")
+    assert set(left.values_list("attempts", "leased_by", "lease_token")) == {(0, "", None)}
+
+
+ENQUEUE = """
+import sys, django; django.setup()
+from django.db import transaction
+from notification_outbox import enqueue
+for n in range(100):
+    with transaction.atomic():
+        enqueue("t", {"n": n}, to=sys.argv[1], account_id=sys.argv[2])
+"""
+
+
+@pytest.mark.databases("postgresql", "mysql")
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_a_stricter_default_isolation_brings_no_failures(outbox: Outbox, isolation: str) -> None:
+    """Two workers and two enqueuing processes at REPEATABLE READ or SERIALIZABLE never fail one another."""
+    environment = {
+        "DATABASE_URL": database_url(),
+        "OUTBOX_TEST_ISOLATION": isolation,
+        "OUTBOX_TEST_SETTINGS": outbox.settings_text(),
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+    }
+    enqueuers = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENQUEUE, outbox.receiver.url("/"), account],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+        )
+        for account in ("a", "b")
+    ]
+    workers = [outbox.start("--poll-interval", "0.05", OUTBOX_TEST_ISOLATION=isolation) for _ in range(2)]
+    assert [process.wait(60) for process in enqueuers] == [0, 0]
+    wait_until(lambda: outbox.states() == {"delivered": 200}, "all to be delivered")
+    for worker in workers:
+        worker.terminate()
+        assert worker.wait() == 0
+        assert "away" not in worker.log
+    assert set(sent(outbox).values()) == {1}
+
+
+def test_a_purge_that_hangs_delays_no_delivery_and_no_stop(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Housekeeping has a thread of its own, which a stop does not wait for."""
+    hang = threading.Event()
+    entered = threading.Event()
+
+    def hanging(**arguments: Any) -> int:
+        entered.set()
+        hang.wait(60)
+        return 0
+
+    monkeypatch.setattr(leases, "purge", hanging)
+    monkeypatch.setattr(housekeeping, "EVERY", 0.02)
+    outbox.enqueue(20)
+    began = time.monotonic()
+    try:
+        outbox.work()
+        took = time.monotonic() - began
+    finally:
+        hang.set()
+    assert entered.is_set()
+    assert outbox.states() == {"delivered": 20}
+    assert took < 10
+
+
+def test_a_worker_cancelled_in_an_applications_loop_hands_back_what_it_holds(outbox: Outbox) -> None:
+    """The cancellation goes on, no lease is left and nothing was attempted."""
+    gate = threading.Event()
+
+    def answer(received: Received) -> int:
+        gate.wait(60)
+        return 200
+
+    outbox.receiver.answer = answer
+    outbox.enqueue(5)
+
+    async def scenario() -> None:
+        running = asyncio.create_task(Worker(concurrency=2).run())
+        await asyncio.to_thread(outbox.receiver.wait_for, 2)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(running, 20)
+
+    asyncio.run(scenario())
+    gate.set()
+    assert set(OutboxMessage.objects.values_list("state", "attempts", "leased_by")) == {("pending", 0, "")}
+    connection.close()
