@@ -62,7 +62,8 @@ async def deliver(
         check(message, publisher, rules, checked=content.checked)
         async with asyncio.timeout(timeout):
             answer = await publisher.publish(message)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # code that leaves its program must not take the worker with it
         return classify(error, claim, policy)
     return Outcome(Verdict.DELIVERED, answer=answer or Answer())
 

@@ -36,6 +36,7 @@ class Lane:
 
     def __init__(self, settings: PublisherSettings, project: Settings, concurrency: int | None) -> None:
         self.settings = settings
+        self.alias = settings.alias
         self.rules = Rules(project.validators, project.max_body_bytes, settings.body, project.deliver)
         self.publisher: Publisher = build(settings)
         self.concurrency = concurrency or settings.concurrency
@@ -51,9 +52,6 @@ class Lane:
 
     def take(self, held: Held) -> None:
         """Count a claim and let it wait for a start."""
-        if (before := self.held.get(held.claim.id)) is not None:
-            # its lease ended and the row came to us again
-            self.drop(before)
         self.held[held.claim.id] = held
         self.open += 1
         self.bytes_held += len(held.claim.sealed or b"")

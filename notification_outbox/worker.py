@@ -167,30 +167,24 @@ class Worker:
         pause = FIRST_POLL
         while not self._stopping.is_set():
             self._touch()
-            waiting = more = found = False
-            for lane in self._served:
-                claimed = await self._claim(lane, tasks)
-                waiting |= claimed is None
-                more |= claimed is not None and claimed.more
-                found |= claimed is not None and bool(claimed.claims)
+            answers = [await self._claim(lane, tasks) for lane in self._served]
+            asked = [claimed for claimed in answers if claimed is not None]
+            found = any(claimed.claims for claimed in asked)
+            more = any(claimed.more for claimed in asked)
             if found or more:
                 pause = FIRST_POLL
-            if waiting:
+            if len(asked) < len(answers):
                 # no room, or company that a lone message must not have: a settlement comes first
-                await self._wait(self._freed, self._poll_interval)
+                await self._wait(self._freed, pause if asked else self._poll_interval)
                 self._freed.clear()
                 if self._left == 0 and not self._in_hand:
                     return
-                continue
-            if more:
-                continue
-            due, _ = await self._ask(
-                leases.next_due, publishers=[lane.settings.alias for lane in self._served]
-            )
-            if not found and not self._in_hand and self._done(due):
-                return
-            # due and not claimed: somebody holds it, or it must wait for its turn
-            await self._wait(self._stopping, min(pause, max(due, FIRST_POLL)) if due else pause)
+            elif not more:
+                due, _ = await self._ask(leases.next_due, publishers=[lane.alias for lane in self._served])
+                if not found and not self._in_hand and self._done(due):
+                    return
+                # due and not claimed: somebody holds it, or it must wait for its turn
+                await self._wait(self._stopping, min(pause, max(due, FIRST_POLL)) if due else pause)
             pause = min(pause * POLL_GROWTH, self._poll_interval)
 
     def _done(self, due: float | None) -> bool:
@@ -212,7 +206,7 @@ class Worker:
         try:
             claimed, asked = await self._ask(
                 leases.claim,
-                publisher=lane.settings.alias,
+                publisher=lane.alias,
                 limit=wanted,
                 budget=budget,
                 worker=self.worker_id,
@@ -223,6 +217,10 @@ class Worker:
         finally:
             PROCESS.answered(terms, claimed.claims, lone_met=claimed.lone_met, now=time.monotonic())
         for claim in claimed.claims:
+            if (before := lane.held.get(claim.id)) is not None:
+                # its lease ended and the row came to us again
+                lane.drop(before)
+                self._cancel(before)
             # the lease's end by our clock counts from before the question was sent: early, never late
             lane.take(Held(claim, asked + lane.settings.lease))
         while len(lane.runners) < min(lane.concurrency, lane.open):
@@ -238,12 +236,11 @@ class Worker:
         if now - lane.recovered_at < RECOVER_EVERY:
             return
         lane.recovered_at = now
-        alias = lane.settings.alias
-        recovered, _ = await self._ask(leases.recover, publisher=alias, limit=lane.capacity)
+        recovered, _ = await self._ask(leases.recover, publisher=lane.alias, limit=lane.capacity)
         if recovered.pending:
-            logger.warning("outbox recover publisher=%s lost_leases=%s", alias, recovered.pending)
+            logger.warning("outbox recover publisher=%s lost_leases=%s", lane.alias, recovered.pending)
         for ended in recovered.ended:
-            logger.error("outbox recover publisher=%s id=%s quarantined=worker_lost", alias, ended.id)
+            logger.error("outbox recover publisher=%s id=%s quarantined=worker_lost", lane.alias, ended.id)
         self._tell_ended(recovered.ended)
 
     # delivering
@@ -307,7 +304,7 @@ class Worker:
                 logging.WARNING if outcome.verdict is Verdict.QUARANTINED else logging.INFO,
                 "outbox deliver id=%s publisher=%s attempt=%s outcome=%s error=%s",
                 held.claim.id,
-                lane.settings.alias,
+                lane.alias,
                 held.claim.attempt,
                 outcome.verdict,
                 outcome.error,
@@ -316,7 +313,7 @@ class Worker:
             logger.debug(
                 "outbox deliver id=%s publisher=%s attempt=%s outcome=delivered error=",
                 held.claim.id,
-                lane.settings.alias,
+                lane.alias,
                 held.claim.attempt,
             )
         wanted = self._settings.log_attempts

@@ -396,20 +396,23 @@ def test_outcomes_that_wait_longer_than_a_lease_are_not_sent_again(
     assert set(OutboxMessage.objects.values_list("state", "attempts", "lost_leases")) == {("delivered", 1, 0)}
 
 
-class SelfCancelling(Publisher):
-    """A publisher whose inner task was cancelled."""
+class Leaving(Publisher):
+    """A publisher whose inner task was cancelled, or that calls for the end of the program."""
 
     async def publish(self, message: Message) -> None:
-        raise asyncio.CancelledError
+        raise {"cancel": asyncio.CancelledError, "exit": SystemExit}[message.destination]
 
 
-def test_a_publisher_that_cancels_itself_has_failed(outbox: Outbox, configure: Callable[..., None]) -> None:
-    """A cancellation that is not the worker's own is an outcome like any other: the row is not kept for ever."""
-    configure(PUBLISHERS={"default": {"BACKEND": "tests.test_worker.SelfCancelling"}})
-    (receipt,) = outbox.enqueue()
+@pytest.mark.parametrize(("way", "error"), [("cancel", "CancelledError"), ("exit", "SystemExit")])
+def test_a_publisher_that_leaves_by_itself_has_failed(
+    outbox: Outbox, configure: Callable[..., None], way: str, error: str
+) -> None:
+    """What is not the worker's own stop is an outcome like any other: the worker and the row go on."""
+    configure(PUBLISHERS={"default": {"BACKEND": "tests.test_worker.Leaving"}})
+    (receipt,) = outbox.enqueue(to=way)
     outbox.work()
     row = outbox.row(receipt)
-    assert (row.state, row.attempts, row.last_error) == ("pending", 1, "CancelledError")
+    assert (row.state, row.attempts, row.last_error) == ("pending", 1, error)
 
 
 def test_a_worker_whose_database_is_away_can_still_be_stopped(
