@@ -1,10 +1,11 @@
 """Leases: the only code that moves a message after its insert.
 
 ``claim`` takes due rows, ``settle`` records what came of them, ``renew`` keeps them, ``release`` hands them back
-unattempted, ``requeue`` revives dead letters, ``purge`` deletes what is kept no longer. Every mover first locks
-its rows in id order and then writes only those that are still as it believes (compare-and-swap on the lease
-token), so that a stale worker harms nobody; what it lost, it is told. The database owns the clock. Transactions
-are short, READ COMMITTED, and wait for a lock only in their first statement.
+unattempted, ``requeue`` revives dead letters, ``cancel`` gives up live ones, ``purge``
+deletes what is kept no longer. Every mover first locks its rows in id order and then writes only those that are
+still as it believes (compare-and-swap on the lease token), so that a stale worker harms nobody; what it lost, it
+is told. The database owns the clock. Transactions are short, READ COMMITTED, and wait for a lock only in their
+first statement.
 """
 
 from __future__ import annotations
@@ -136,7 +137,17 @@ def _lock(rows: QuerySet[OutboxMessage], *, skip_locked: bool = False) -> QueryS
 
 
 def _locked(ids: Iterable[int], using: str) -> QuerySet[OutboxMessage]:
+    """Return the rows to lock in id order. Add no condition: MariaDB would lock by the index that serves it."""
     return _lock(_rows(using).filter(id__in=list(ids)).order_by("id"))
+
+
+def _lock_those(
+    ids: Iterable[int], states: Collection[State], using: str, *, with_body: bool = False
+) -> list[int]:
+    """Lock rows in id order; return the ids of those in one of the states (and not expunged)."""
+    holds = ExpressionWrapper(Q(sealed__isnull=False), output_field=BooleanField())
+    rows = _locked(ids, using).annotate(holds=holds).values_list("id", "state", "holds")
+    return [row_id for row_id, state, body in rows if state in states and (body or not with_body)]
 
 
 def _after(seconds: float) -> Any:
@@ -301,11 +312,7 @@ def recover(publisher: str, *, limit: int, using: str) -> Recovered:
 def renew(claims: Sequence[Claim], *, lease: float, using: str) -> set[int]:
     """Make the leases end ``lease`` seconds from now; return the ids of those that were lost."""
     with short_transaction(using):
-        held = dict(
-            _locked((claim.id for claim in claims), using)
-            .filter(state=State.IN_FLIGHT.value)
-            .values_list("id", "lease_token")
-        )
+        held = dict(_locked((claim.id for claim in claims), using).values_list("id", "lease_token"))
         kept = [claim.id for claim in claims if held.get(claim.id) == claim.token]
         if kept:
             _rows(using).filter(id__in=kept).update(available_at=_after(lease), updated_at=Now())
@@ -433,10 +440,7 @@ def _remember(settlements: Iterable[Settlement], lost: Collection[int], using: s
 def requeue(ids: Sequence[int], *, using: str) -> int:
     """Give dead letters fresh time and attempts; return how many were still dead and held a body."""
     with short_transaction(using):
-        revivable = _locked(ids, using).filter(
-            state__in=[state.value for state in DEAD], sealed__isnull=False
-        )
-        found = list(revivable.values_list("id", flat=True))
+        found = _lock_those(ids, DEAD, using, with_body=True)
         if found:
             _rows(using).filter(id__in=found).update(
                 state=State.PENDING.value,
@@ -453,6 +457,25 @@ def requeue(ids: Sequence[int], *, using: str) -> int:
                 last_status=None,
                 last_error="",
                 updated_at=Now(),
+            )
+    return len(found)
+
+
+def cancel(ids: Iterable[int], *, using: str) -> int:
+    """Give up live rows for good, whoever holds them; return how many were still live.
+
+    A worker that has one in hand learns it when it renews the lease; a success it had by then still lands.
+    """
+    with short_transaction(using):
+        found = _lock_those(ids, LIVE, using)
+        if found:
+            _rows(using).filter(id__in=found).update(
+                state=State.CANCELLED.value,
+                blocked_by="",
+                quarantine_reason="",
+                settled_at=Now(),
+                updated_at=Now(),
+                **UNLEASED,
             )
     return len(found)
 

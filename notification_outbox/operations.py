@@ -26,11 +26,22 @@ def requeue(ids: Iterable[int], *, using: str | None = None) -> int:
     whose body was expunged, stay as they are. Goes through the ids in order, ``CHUNK`` to a transaction, and
     may be repeated.
     """
+    return _in_chunks(leases.requeue, ids, using)
+
+
+def cancel(ids: Iterable[int], *, using: str | None = None) -> int:
+    """Give up messages that still wait or are in a worker's hands; they are never sent again.
+
+    Returns how many were cancelled: those that are settled stay as they are. An attempt under way ends when its
+    worker next renews the lease; what it delivered by then is recorded as delivered. In chunks like ``requeue``.
+    """
+    return _in_chunks(leases.cancel, ids, using)
+
+
+def _in_chunks(move: Callable[..., int], ids: Iterable[int], using: str | None) -> int:
     alias = using or router.db_for_write(OutboxMessage)
     ordered = sorted(set(ids))
-    return sum(
-        leases.requeue(ordered[start : start + CHUNK], using=alias) for start in range(0, len(ordered), CHUNK)
-    )
+    return sum(move(ordered[start : start + CHUNK], using=alias) for start in range(0, len(ordered), CHUNK))
 
 
 def purge(
