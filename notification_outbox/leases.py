@@ -1,7 +1,7 @@
 """Leases: the only code that moves a message after its insert.
 
 ``claim`` takes due rows, ``settle`` records what came of them, ``renew`` keeps them, ``release`` hands them back
-unattempted, ``requeue`` revives dead letters, ``cancel`` gives up live ones, ``purge``
+unattempted, ``requeue`` revives dead letters, ``cancel`` gives up live ones, ``expunge`` erases bodies, ``purge``
 deletes what is kept no longer. Every mover first locks its rows in id order and then writes only those that are
 still as it believes (compare-and-swap on the lease token), so that a stale worker harms nobody; what it lost, it
 is told. The database owns the clock. Transactions are short, READ COMMITTED, and wait for a lock only in their
@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django.db import connections, transaction
 from django.db.models import (
@@ -40,6 +40,7 @@ from .lifecycle import (
     DEAD,
     LIVE,
     LONE_AT,
+    SETTLED,
     TOGETHER,
     UNKNOWN_KEY,
     Lone,
@@ -49,6 +50,8 @@ from .lifecycle import (
     Verdict,
 )
 from .models import DeliveryAttempt, OutboxMessage
+
+M = TypeVar("M", OutboxMessage, DeliveryAttempt)
 
 LAPSE_SPREAD = timedelta(milliseconds=50)
 MAX_ERROR = 128
@@ -128,7 +131,7 @@ def _rows(using: str) -> QuerySet[OutboxMessage]:
     return OutboxMessage.objects.using(using)
 
 
-def _lock(rows: QuerySet[OutboxMessage], *, skip_locked: bool = False) -> QuerySet[OutboxMessage]:
+def _lock(rows: QuerySet[M], *, skip_locked: bool = False) -> QuerySet[M]:
     features = connections[rows.db].features
     return rows.select_for_update(
         skip_locked=skip_locked and features.has_select_for_update_skip_locked,
@@ -541,24 +544,41 @@ def purge(*, retention: Retention, limit: int, using: str) -> int:
 
 def purge_attempts(*, retention: Retention, limit: int, using: str) -> int:
     """Delete up to ``limit`` attempts older than they are kept; return how many."""
-    ids = list(_old_attempts(retention, using).order_by("started_at").values_list("id", flat=True)[:limit])
-    if ids:
-        DeliveryAttempt.objects.using(using).filter(id__in=ids).delete()
+    with short_transaction(using):
+        old = _lock(_old_attempts(retention, using).order_by("started_at"), skip_locked=True)
+        ids = list(old.values_list("id", flat=True)[:limit])
+        if ids:
+            DeliveryAttempt.objects.using(using).filter(id__in=ids).delete()
     return len(ids)
 
 
-def purgeable(*, retention: Retention, using: str) -> tuple[int, int]:
-    """Return how many messages, and how many attempts by their own age, a purge would delete."""
+def expunge(ids: Iterable[int], *, using: str) -> int:
+    """Erase the bodies of settled rows; return how many held one. The rows stay, and what they bind."""
+    with short_transaction(using):
+        return _erase(_lock_those(ids, SETTLED, using, with_body=True), using)
+
+
+def expunge_delivered(*, retention: Retention, limit: int, using: str) -> int:
+    """Erase up to ``limit`` bodies of delivered rows that retention no longer keeps; return how many."""
+    with short_transaction(using):
+        old = _lock(_expungeable(retention, using).order_by("settled_at"), skip_locked=True)
+        return _erase(list(old.values_list("id", flat=True)[:limit]), using)
+
+
+def _erase(ids: Collection[int], using: str) -> int:
+    if ids:
+        _rows(using).filter(id__in=ids).update(sealed=None, updated_at=Now())
+    return len(ids)
+
+
+def purgeable(*, retention: Retention, using: str) -> tuple[int, int, int]:
+    """Return how many messages, attempts by their own age, and bodies a purge would delete or erase."""
     messages = sum(old.count() for old in _purgeable(retention, using))
-    return messages, _old_attempts(retention, using).count()
+    return messages, _old_attempts(retention, using).count(), _expungeable(retention, using).count()
 
 
 def _purgeable(retention: Retention, using: str) -> list[QuerySet[OutboxMessage]]:
-    kept = {
-        state: retention.dead if state in DEAD else retention.delivered
-        for state in State
-        if state not in LIVE
-    }
+    kept = {state: retention.dead if state in DEAD else retention.delivered for state in SETTLED}
     return [
         _rows(using).filter(
             state=StateLiteral(state), retry_until__lt=Now() - Value(length, output_field=DurationField())
@@ -570,3 +590,12 @@ def _purgeable(retention: Retention, using: str) -> list[QuerySet[OutboxMessage]
 def _old_attempts(retention: Retention, using: str) -> QuerySet[DeliveryAttempt]:
     kept = Value(retention.attempts, output_field=DurationField())
     return DeliveryAttempt.objects.using(using).filter(started_at__lt=Now() - kept)
+
+
+def _expungeable(retention: Retention, using: str) -> QuerySet[OutboxMessage]:
+    if retention.expunge_delivered is None:
+        return _rows(using).none()
+    kept = Value(retention.expunge_delivered, output_field=DurationField())
+    return _rows(using).filter(
+        state=StateLiteral(State.DELIVERED), sealed__isnull=False, settled_at__lt=Now() - kept
+    )
