@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,11 +73,12 @@ class PublisherSettings:
 @dataclass(frozen=True, slots=True)
 class Retention:
     """How long what is settled is kept: ``delivered`` (and cancelled) and ``dead`` messages after the end of their
-    time, ``attempts`` after they began."""
+    time, ``attempts`` after they began, bodies of delivered messages after they settled (None: with the row)."""
 
     delivered: timedelta = timedelta(days=7)
     dead: timedelta = timedelta(days=90)
     attempts: timedelta = timedelta(days=90)
+    expunge_delivered: timedelta | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -211,17 +211,23 @@ def _retry(section: Section) -> RetryPolicy:
     return policy
 
 
+def _kept(value: object) -> timedelta:
+    return timedelta(seconds=duration(0, 10 * 366 * 86400)(value))
+
+
 def _retention(section: Section) -> Retention:
     defaults = Retention()
     kept = Section(
         f"{section.path}['RETENTION']", section.take("RETENTION", mapping('{"dead": "90d"}'), EMPTY)
     )
-    found = {
-        name: timedelta(seconds=kept.take(name, duration(0, 10 * 366 * 86400), default.total_seconds()))
-        for name, default in dataclasses.asdict(defaults).items()
-    }
+    retention = Retention(
+        delivered=kept.take("delivered", _kept, defaults.delivered),
+        dead=kept.take("dead", _kept, defaults.dead),
+        attempts=kept.take("attempts", _kept, defaults.attempts),
+        expunge_delivered=kept.take("expunge_delivered", optional(_kept), None),
+    )
     kept.close()
-    return Retention(**found)
+    return retention
 
 
 def _concurrency(section: Section) -> int:

@@ -1,4 +1,4 @@
-"""Housekeeping: deletes what retention no longer keeps, beside the deliveries and never in their way.
+"""Housekeeping: deletes or erases what retention no longer keeps, beside the deliveries and never in their way.
 
 Works in small locked chunks with a pause between them, in a thread of its own. Whatever goes wrong here is said
 once and tried again at the next round: a failing purge never stops or delays a delivery.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from django.db import Error
 
@@ -27,22 +28,23 @@ async def keep_house(database: DatabaseThread, retention: Retention) -> None:
     failing = False
     while True:
         try:
-            deleted = await _purge(database, retention)
+            deleted = await _drain(database, leases.purge, retention)
+            deleted += await _drain(database, leases.purge_attempts, retention)
+            expunged = await _drain(database, leases.expunge_delivered, retention)
         except Error as error:
             if not failing:
                 logger.error("outbox purge failed error=%s: it is tried again", type(error).__name__)
             failing = True
         else:
             failing = False
-            if deleted:
-                logger.info("outbox purge deleted=%s", deleted)
+            if deleted or expunged:
+                logger.info("outbox purge deleted=%s expunged=%s", deleted, expunged)
         await asyncio.sleep(EVERY)
 
 
-async def _purge(database: DatabaseThread, retention: Retention) -> int:
+async def _drain(database: DatabaseThread, purge: Callable[..., int], retention: Retention) -> int:
     total = 0
-    for purge in (leases.purge, leases.purge_attempts):
-        while deleted := await database(purge, retention=retention, limit=CHUNK):
-            total += deleted
-            await asyncio.sleep(BREATH)
+    while done := await database(purge, retention=retention, limit=CHUNK):
+        total += done
+        await asyncio.sleep(BREATH)
     return total

@@ -1,10 +1,11 @@
 """Leases: the only code that moves a message after its insert.
 
 ``claim`` takes due rows, ``settle`` records what came of them, ``renew`` keeps them, ``release`` hands them back
-unattempted, ``requeue`` revives dead letters, ``purge`` deletes what is kept no longer. Every mover first locks
-its rows in id order and then writes only those that are still as it believes (compare-and-swap on the lease
-token), so that a stale worker harms nobody; what it lost, it is told. The database owns the clock. Transactions
-are short, READ COMMITTED, and wait for a lock only in their first statement.
+unattempted, ``requeue`` revives dead letters, ``cancel`` gives up live ones, ``expunge`` erases bodies, ``purge``
+deletes what is kept no longer. Every mover first locks its rows in id order and then writes only those that are
+still as it believes (compare-and-swap on the lease token), so that a stale worker harms nobody; what it lost, it
+is told. The database owns the clock. Transactions are short, READ COMMITTED, and wait for a lock only in their
+first statement.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django.db import connections, transaction
 from django.db.models import (
@@ -39,6 +40,7 @@ from .lifecycle import (
     DEAD,
     LIVE,
     LONE_AT,
+    SETTLED,
     TOGETHER,
     UNKNOWN_KEY,
     Lone,
@@ -48,6 +50,8 @@ from .lifecycle import (
     Verdict,
 )
 from .models import DeliveryAttempt, OutboxMessage
+
+M = TypeVar("M", OutboxMessage, DeliveryAttempt)
 
 LAPSE_SPREAD = timedelta(milliseconds=50)
 MAX_ERROR = 128
@@ -127,7 +131,7 @@ def _rows(using: str) -> QuerySet[OutboxMessage]:
     return OutboxMessage.objects.using(using)
 
 
-def _lock(rows: QuerySet[OutboxMessage], *, skip_locked: bool = False) -> QuerySet[OutboxMessage]:
+def _lock(rows: QuerySet[M], *, skip_locked: bool = False) -> QuerySet[M]:
     features = connections[rows.db].features
     return rows.select_for_update(
         skip_locked=skip_locked and features.has_select_for_update_skip_locked,
@@ -136,7 +140,17 @@ def _lock(rows: QuerySet[OutboxMessage], *, skip_locked: bool = False) -> QueryS
 
 
 def _locked(ids: Iterable[int], using: str) -> QuerySet[OutboxMessage]:
+    """Return the rows to lock in id order. Add no condition: MariaDB would lock by the index that serves it."""
     return _lock(_rows(using).filter(id__in=list(ids)).order_by("id"))
+
+
+def _lock_those(
+    ids: Iterable[int], states: Collection[State], using: str, *, with_body: bool = False
+) -> list[int]:
+    """Lock rows in id order; return the ids of those in one of the states (and not expunged)."""
+    holds = ExpressionWrapper(Q(sealed__isnull=False), output_field=BooleanField())
+    rows = _locked(ids, using).annotate(holds=holds).values_list("id", "state", "holds")
+    return [row_id for row_id, state, body in rows if state in states and (body or not with_body)]
 
 
 def _after(seconds: float) -> Any:
@@ -301,11 +315,7 @@ def recover(publisher: str, *, limit: int, using: str) -> Recovered:
 def renew(claims: Sequence[Claim], *, lease: float, using: str) -> set[int]:
     """Make the leases end ``lease`` seconds from now; return the ids of those that were lost."""
     with short_transaction(using):
-        held = dict(
-            _locked((claim.id for claim in claims), using)
-            .filter(state=State.IN_FLIGHT.value)
-            .values_list("id", "lease_token")
-        )
+        held = dict(_locked((claim.id for claim in claims), using).values_list("id", "lease_token"))
         kept = [claim.id for claim in claims if held.get(claim.id) == claim.token]
         if kept:
             _rows(using).filter(id__in=kept).update(available_at=_after(lease), updated_at=Now())
@@ -433,10 +443,7 @@ def _remember(settlements: Iterable[Settlement], lost: Collection[int], using: s
 def requeue(ids: Sequence[int], *, using: str) -> int:
     """Give dead letters fresh time and attempts; return how many were still dead and held a body."""
     with short_transaction(using):
-        revivable = _locked(ids, using).filter(
-            state__in=[state.value for state in DEAD], sealed__isnull=False
-        )
-        found = list(revivable.values_list("id", flat=True))
+        found = _lock_those(ids, DEAD, using, with_body=True)
         if found:
             _rows(using).filter(id__in=found).update(
                 state=State.PENDING.value,
@@ -453,6 +460,25 @@ def requeue(ids: Sequence[int], *, using: str) -> int:
                 last_status=None,
                 last_error="",
                 updated_at=Now(),
+            )
+    return len(found)
+
+
+def cancel(ids: Iterable[int], *, using: str) -> int:
+    """Give up live rows for good, whoever holds them; return how many were still live.
+
+    A worker that has one in hand learns it when it renews the lease; a success it had by then still lands.
+    """
+    with short_transaction(using):
+        found = _lock_those(ids, LIVE, using)
+        if found:
+            _rows(using).filter(id__in=found).update(
+                state=State.CANCELLED.value,
+                blocked_by="",
+                quarantine_reason="",
+                settled_at=Now(),
+                updated_at=Now(),
+                **UNLEASED,
             )
     return len(found)
 
@@ -518,24 +544,41 @@ def purge(*, retention: Retention, limit: int, using: str) -> int:
 
 def purge_attempts(*, retention: Retention, limit: int, using: str) -> int:
     """Delete up to ``limit`` attempts older than they are kept; return how many."""
-    ids = list(_old_attempts(retention, using).order_by("started_at").values_list("id", flat=True)[:limit])
-    if ids:
-        DeliveryAttempt.objects.using(using).filter(id__in=ids).delete()
+    with short_transaction(using):
+        old = _lock(_old_attempts(retention, using).order_by("started_at"), skip_locked=True)
+        ids = list(old.values_list("id", flat=True)[:limit])
+        if ids:
+            DeliveryAttempt.objects.using(using).filter(id__in=ids).delete()
     return len(ids)
 
 
-def purgeable(*, retention: Retention, using: str) -> tuple[int, int]:
-    """Return how many messages, and how many attempts by their own age, a purge would delete."""
+def expunge(ids: Iterable[int], *, using: str) -> int:
+    """Erase the bodies of settled rows; return how many held one. The rows stay, and what they bind."""
+    with short_transaction(using):
+        return _erase(_lock_those(ids, SETTLED, using, with_body=True), using)
+
+
+def expunge_delivered(*, retention: Retention, limit: int, using: str) -> int:
+    """Erase up to ``limit`` bodies of delivered rows that retention no longer keeps; return how many."""
+    with short_transaction(using):
+        old = _lock(_expungeable(retention, using).order_by("settled_at"), skip_locked=True)
+        return _erase(list(old.values_list("id", flat=True)[:limit]), using)
+
+
+def _erase(ids: Collection[int], using: str) -> int:
+    if ids:
+        _rows(using).filter(id__in=ids).update(sealed=None, updated_at=Now())
+    return len(ids)
+
+
+def purgeable(*, retention: Retention, using: str) -> tuple[int, int, int]:
+    """Return how many messages, attempts by their own age, and bodies a purge would delete or erase."""
     messages = sum(old.count() for old in _purgeable(retention, using))
-    return messages, _old_attempts(retention, using).count()
+    return messages, _old_attempts(retention, using).count(), _expungeable(retention, using).count()
 
 
 def _purgeable(retention: Retention, using: str) -> list[QuerySet[OutboxMessage]]:
-    kept = {
-        state: retention.dead if state in DEAD else retention.delivered
-        for state in State
-        if state not in LIVE
-    }
+    kept = {state: retention.dead if state in DEAD else retention.delivered for state in SETTLED}
     return [
         _rows(using).filter(
             state=StateLiteral(state), retry_until__lt=Now() - Value(length, output_field=DurationField())
@@ -547,3 +590,12 @@ def _purgeable(retention: Retention, using: str) -> list[QuerySet[OutboxMessage]
 def _old_attempts(retention: Retention, using: str) -> QuerySet[DeliveryAttempt]:
     kept = Value(retention.attempts, output_field=DurationField())
     return DeliveryAttempt.objects.using(using).filter(started_at__lt=Now() - kept)
+
+
+def _expungeable(retention: Retention, using: str) -> QuerySet[OutboxMessage]:
+    if retention.expunge_delivered is None:
+        return _rows(using).none()
+    kept = Value(retention.expunge_delivered, output_field=DurationField())
+    return _rows(using).filter(
+        state=StateLiteral(State.DELIVERED), sealed__isnull=False, settled_at__lt=Now() - kept
+    )

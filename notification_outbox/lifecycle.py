@@ -26,6 +26,7 @@ class State(StrEnum):
 
 
 LIVE = (State.PENDING, State.IN_FLIGHT, State.BLOCKED)
+SETTLED = (State.DELIVERED, State.QUARANTINED, State.EXPIRED, State.CANCELLED)
 DEAD = (State.QUARANTINED, State.EXPIRED)
 
 

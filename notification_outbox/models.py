@@ -88,6 +88,12 @@ class OutboxMessage(models.Model):
                 fields=["encryption_key_id", "id"], name="outbox_key", condition=Q(sealed__isnull=False)
             ),
             models.Index(fields=["state", "retry_until"], name="outbox_purge"),
+            # on the MySQL family, without conditions, what was expunged is walked over until it is purged
+            models.Index(
+                fields=["settled_at"],
+                name="outbox_expunge",
+                condition=Q(state=State.DELIVERED.value, sealed__isnull=False),
+            ),
         ]
         constraints = [
             models.CheckConstraint(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NamedTuple
 
 from django.db import router
+from django.db.models import DurationField, QuerySet, Value
+from django.db.models.functions import Now
 
 from . import leases, stats
 from .conf import Retention
@@ -26,43 +30,126 @@ def requeue(ids: Iterable[int], *, using: str | None = None) -> int:
     whose body was expunged, stay as they are. Goes through the ids in order, ``CHUNK`` to a transaction, and
     may be repeated.
     """
+    return _in_chunks(leases.requeue, ids, using)
+
+
+def cancel(ids: Iterable[int], *, using: str | None = None) -> int:
+    """Give up messages that still wait or are in a worker's hands; they are never sent again.
+
+    Returns how many were cancelled: those that are settled stay as they are. An attempt under way ends when its
+    worker next renews the lease; what it delivered by then is recorded as delivered. In chunks like ``requeue``.
+    """
+    return _in_chunks(leases.cancel, ids, using)
+
+
+def _in_chunks(move: Callable[..., int], ids: Iterable[int], using: str | None) -> int:
     alias = using or router.db_for_write(OutboxMessage)
     ordered = sorted(set(ids))
-    return sum(
-        leases.requeue(ordered[start : start + CHUNK], using=alias) for start in range(0, len(ordered), CHUNK)
+    return sum(move(ordered[start : start + CHUNK], using=alias) for start in range(0, len(ordered), CHUNK))
+
+
+class Bodies(NamedTuple):
+    """How many bodies an ``expunge`` finds: of ``settled`` messages, and of ``live`` ones that it leaves alone."""
+
+    settled: int
+    live: int
+
+
+def expunge(
+    ids: Collection[int] | None = None,
+    *,
+    account_id: str | None = None,
+    older_than: timedelta | None = None,
+    using: str | None = None,
+    progress: Callable[[int], None] = lambda erased: None,
+) -> int:
+    """Erase the bodies of settled messages for good; return how many were erased.
+
+    Of all that is given (ids, account, time since they settled) everything must hold, and something must be
+    given. The row stays with what it binds, so that the same key with the same content still names the same
+    message; it can be sent or requeued no more. Messages that are live stay as they are (``bodies`` counts them).
+    In id order, ``CHUNK`` to a transaction; may be interrupted and repeated.
+    """
+    alias = using or router.db_for_write(OutboxMessage)
+    holding = _holding(ids, account_id, older_than, alias).filter(settled_at__isnull=False).order_by("id")
+    total = last = 0
+    while chunk := list(holding.filter(id__gt=last).values_list("id", flat=True)[:CHUNK]):
+        last = chunk[-1]
+        total += leases.expunge(chunk, using=alias)
+        progress(total)
+    return total
+
+
+def bodies(
+    ids: Collection[int] | None = None,
+    *,
+    account_id: str | None = None,
+    older_than: timedelta | None = None,
+    using: str | None = None,
+) -> Bodies:
+    """Return how many bodies ``expunge`` with the same arguments would erase, and how many it would leave."""
+    holding = _holding(ids, account_id, older_than, using or router.db_for_write(OutboxMessage))
+    return Bodies(
+        settled=holding.filter(settled_at__isnull=False).count(),
+        live=holding.filter(settled_at__isnull=True).count(),
     )
+
+
+def _holding(
+    ids: Collection[int] | None, account_id: str | None, older_than: timedelta | None, alias: str
+) -> QuerySet[OutboxMessage]:
+    if ids is None and account_id is None and older_than is None:
+        raise TypeError("expunge() needs ids, account_id or older_than")
+    holding = OutboxMessage.objects.using(alias).filter(sealed__isnull=False)
+    if ids is not None:
+        holding = holding.filter(id__in=ids)
+    if account_id is not None:
+        holding = holding.filter(account_id=account_id)
+    if older_than is not None:
+        holding = holding.filter(settled_at__lt=Now() - Value(older_than, output_field=DurationField()))
+    return holding
+
+
+class Purge(NamedTuple):
+    """What a purge did or would do: ``messages`` and ``attempts`` deleted, ``bodies`` of kept messages erased."""
+
+    messages: int
+    attempts: int
+    bodies: int
 
 
 def purge(
     retention: Retention,
     *,
     using: str | None = None,
-    progress: Callable[[int], None] = lambda deleted: None,
-) -> int:
-    """Delete settled messages and attempts that are kept no longer, ``CHUNK`` to a transaction; return how many.
+    progress: Callable[[int], None] = lambda done: None,
+) -> Purge:
+    """Do what ``RETENTION`` asks, ``CHUNK`` to a transaction: delete messages and attempts, erase bodies.
 
     Workers do the same by themselves once a minute; this is for those started with ``--no-purge``.
     """
     alias = using or router.db_for_write(OutboxMessage)
-    total = 0
-    for purge_chunk in (leases.purge, leases.purge_attempts):
-        while deleted := purge_chunk(retention=retention, limit=CHUNK, using=alias):
-            total += deleted
-            progress(total)
-    return total
+    counts = []
+    for chunk in (leases.purge, leases.purge_attempts, leases.expunge_delivered):
+        counts.append(0)
+        while done := chunk(retention=retention, limit=CHUNK, using=alias):
+            counts[-1] += done
+            progress(sum(counts))
+    return Purge(*counts)
 
 
-def purgeable(retention: Retention, *, using: str | None = None) -> tuple[int, int]:
-    """Return how many messages, and how many attempts by their own age, ``purge`` would delete."""
-    return leases.purgeable(retention=retention, using=using or router.db_for_write(OutboxMessage))
+def purgeable(retention: Retention, *, using: str | None = None) -> Purge:
+    """Return what ``purge`` would do; of ``attempts`` it counts only those that are deleted for their own age."""
+    return Purge(*leases.purgeable(retention=retention, using=using or router.db_for_write(OutboxMessage)))
 
 
 @dataclass
 class Rotation:
-    """What ``rotate_keys`` did. ``unknown`` counts by key id, or ``version n``, the rows not opened here."""
+    """What ``rotate_keys`` did. ``unknown`` counts by key id, or ``version n``, the rows not opened here;
+    ``tampered`` holds the ids of those that can never be opened."""
 
     resealed: int = 0
-    tampered: int = 0
+    tampered: list[int] = field(default_factory=list)
     unknown: Counter[str] = field(default_factory=Counter)
     left: list[str] = field(default_factory=list)
 
@@ -104,7 +191,7 @@ def rotate_keys(
                 except UnknownKey as error:
                     rotation.unknown[error.key_id] += 1
                 except Tampered:
-                    rotation.tampered += 1
+                    rotation.tampered.append(row.id)
             rotation.resealed += len(fresh) if dry_run else leases.reseal(fresh, using=alias)
             progress(rotation.resealed)
     # web processes with the old settings may have sealed more meanwhile: the table is right

@@ -55,7 +55,7 @@ MAY_IMPORT = {
     # doors
     "checks": "conf drafts exceptions publishers reading",
     "apps": "checks",
-    "management": "conf doctor exceptions models operations worker",
+    "management": "conf doctor exceptions models operations reading worker",
 }
 GROUND = (
     "lifecycle",

@@ -185,6 +185,9 @@ def test_durations_have_many_spellings(value: Any, seconds: float) -> None:
         ({"CALLER_SCOPE_ID": "tests.test_conf.NOT_CALLABLE"}, "expected text without a dot"),
         ({"CALLER_SCOPE_ID": "no.such.place"}, "expected text without a dot"),
         ({"MAX_BODY_BYTES": 11 * 2**20}, r"\['MAX_BODY_BYTES'\]: expected a whole number"),
+        ({"RETENTION": {"expunge_delivered": "soon"}}, r"\['expunge_delivered'\]: expected 0 s to"),
+        ({"RETENTION": {"delivered": None}}, r"\['RETENTION'\]\['delivered'\]: expected 0 s to"),
+        ({"RETENTION": {"expunge_deliverd": 1}}, "did you mean 'expunge_delivered'"),
         ({"LOG_ATTEMPTS": "some"}, "expected one of 'failures', 'all', 'none'"),
     ],
 )
@@ -194,6 +197,14 @@ def test_a_wrong_setting_is_named_with_what_is_expected(raw: dict[str, Any], tol
         read(**raw)
     assert "secretmark" not in str(caught.value)
     assert caught.value.__context__ is None
+
+
+def test_retention_is_read_as_durations() -> None:
+    """What is not set keeps its default; bodies stay with their rows unless a duration says otherwise."""
+    assert read().retention == conf.Retention()
+    kept = read(RETENTION={"dead": "1d", "expunge_delivered": "2h"}).retention
+    assert kept == conf.Retention(dead=timedelta(days=1), expunge_delivered=timedelta(hours=2))
+    assert read(RETENTION={"expunge_delivered": None}).retention.expunge_delivered is None
 
 
 def test_the_first_encryption_key_seals() -> None:

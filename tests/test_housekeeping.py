@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.models.functions import Now
 
-from notification_outbox import enqueue, housekeeping, leases
+from notification_outbox import conf, enqueue, housekeeping, leases, operations
 from notification_outbox.models import DeliveryAttempt, OutboxMessage
 from tests.processes import Outbox
 
@@ -36,6 +36,10 @@ def make(state: str, days_past: float) -> int:
         message_id=row_id, number=1, started_at=ended, duration_ms=1, outcome="delivered"
     )
     return row_id
+
+
+def bodies() -> set[int]:
+    return set(OutboxMessage.objects.filter(sealed__isnull=False).values_list("id", flat=True))
 
 
 def purge() -> str:
@@ -74,10 +78,79 @@ def test_retention_can_be_set_and_a_dry_run_deletes_nothing(configure: Callable[
         make("delivered", 0.1)
     out = io.StringIO()
     call_command("outbox_purge", "--dry-run", stdout=out)
-    assert out.getvalue() == "3 messages and 0 attempts are old enough to be deleted\n"
+    assert out.getvalue() == ("3 messages and 0 attempts would be deleted, 0 bodies would be erased\n")
     assert OutboxMessage.objects.count() == 3
-    assert purge() == "3 rows deleted"
-    assert purge() == "0 rows deleted"
+    assert purge() == "3 messages and 0 attempts deleted, 0 bodies erased"
+    assert purge() == "0 messages and 0 attempts deleted, 0 bodies erased"
+
+
+def test_bodies_of_delivered_messages_can_be_kept_shorter_than_their_rows(
+    configure: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``expunge_delivered`` counts from settling, for delivered messages only; unset, nothing is erased."""
+    monkeypatch.setattr(operations, "CHUNK", 2)
+    old = [make("delivered", 0) for _ in range(5)]
+    others = [make(state, 0) for state in ("cancelled", "expired", "quarantined", "pending", "delivered")]
+    OutboxMessage.objects.filter(id__in=[*old, *others[:3]]).update(settled_at=Now() - timedelta(hours=3))
+    assert purge() == "0 messages and 0 attempts deleted, 0 bodies erased"
+    configure(RETENTION={"expunge_delivered": "2h"})
+    out = io.StringIO()
+    call_command("outbox_purge", "--dry-run", stdout=out)
+    assert "5 bodies would be erased" in out.getvalue()
+    assert bodies() == {*old, *others}
+    assert purge() == "0 messages and 0 attempts deleted, 5 bodies erased"
+    assert bodies() == set(others)
+
+
+def test_a_worker_erases_bodies_until_drained(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own deliveries' too, as soon as their time has come."""
+    monkeypatch.setattr(housekeeping, "CHUNK", 2)
+    monkeypatch.setattr(housekeeping, "BREATH", 0.0)
+    monkeypatch.setattr(housekeeping, "EVERY", 0.02)
+    for _ in range(5):
+        make("delivered", 0)
+    erased: list[int] = []
+    expunge = leases.expunge_delivered
+
+    def counted(**arguments: Any) -> int:
+        erased.append(expunge(**arguments))
+        return erased[-1]
+
+    monkeypatch.setattr(leases, "expunge_delivered", counted)
+    outbox.configure(root={"RETENTION": {"expunge_delivered": 0}}, BACKOFF={"base": 0.02, "cap": 0.02})
+    outbox.receiver.answer = lambda received: 200 if received.target == "/first" or sum(erased) == 6 else 503
+    outbox.enqueue(1, path="/first")
+    (last,) = outbox.enqueue(1)
+    outbox.work("empty")
+    assert max(erased) == 2
+    assert bodies() <= {last.id}
+    assert OutboxMessage.objects.count() == 7
+
+
+@pytest.mark.databases("postgresql", "mysql")
+@pytest.mark.parametrize("work", [leases.purge, leases.purge_attempts, leases.expunge_delivered])
+def test_two_purgers_never_wait_for_each_other(work: Callable[..., int]) -> None:
+    """What one has locked is left to it: both do their share at the same time."""
+    for _ in range(4):
+        make("delivered", 100)
+    OutboxMessage.objects.update(settled_at=Now() - timedelta(days=100))
+    retention = conf.Retention(expunge_delivered=timedelta(days=1))
+    shares = []
+
+    def share() -> None:
+        try:
+            shares.append(work(retention=retention, limit=2, using="default"))
+        finally:
+            connections["default"].close()
+
+    with transaction.atomic():
+        share_here = work(retention=retention, limit=2, using="default")
+        other = threading.Thread(target=share, daemon=True)
+        other.start()
+        other.join(20)
+        assert not other.is_alive()
+    assert [share_here, *shares] == [2, 2]
+    assert work(retention=retention, limit=2, using="default") == 0
 
 
 def test_a_worker_purges_until_drained_in_chunks(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,8 +80,26 @@ def test_a_rotation_that_leaves_rows_is_not_done(configure: Callable[..., None])
     with pytest.raises(CommandError, match="left under 'lost', 'old'"):
         call_command("outbox_rotate_keys", stdout=out)
     assert "1 messages resealed" in out.getvalue()
-    assert "1 messages were changed in the table" in out.getvalue()
+    assert f"1 messages were changed in the table and cannot be opened: ids {second}\n" in out.getvalue()
+    assert "outbox_expunge --id" in out.getvalue()
     assert "1 messages are under 'lost', which is not configured" in out.getvalue()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_rotation_is_done_once_what_was_forged_is_erased(outbox: Outbox) -> None:
+    """The worker quarantines such a row, ``outbox_expunge`` erases its body, and no row is under the old key."""
+    outbox.configure(root={"ENCRYPTION_KEYS": {"old": OLD}})
+    (receipt,) = outbox.enqueue()
+    OutboxMessage.objects.update(notification_type="forged")
+    outbox.configure(root={"ENCRYPTION_KEYS": {"new": NEW, "old": OLD}})
+    outbox.work()
+    assert outbox.row(receipt).quarantine_reason == "tampered"
+    with pytest.raises(CommandError, match="left under 'old'"):
+        command("outbox_rotate_keys")
+    assert command("outbox_expunge", "--id", str(receipt.id), "--yes") == "1 bodies erased\n"
+    assert command("outbox_rotate_keys") == "0 messages resealed under 'new'\n"
+    outbox.configure(root={"ENCRYPTION_KEYS": {"new": NEW}})
+    assert command("outbox_doctor") == "all is well\n"
 
 
 @pytest.mark.django_db(transaction=True)

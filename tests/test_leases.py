@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -12,8 +13,9 @@ import pytest
 from django.db import close_old_connections, connection, connections, transaction
 from django.db.models import F
 from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 
-from notification_outbox import enqueue, leases, stats
+from notification_outbox import enqueue, leases, operations, stats
 from notification_outbox.envelope import Claim
 from notification_outbox.leases import Settlement
 from notification_outbox.lifecycle import Answer, Outcome, QuarantineReason, Verdict
@@ -240,6 +242,55 @@ def test_a_requeue_leaves_a_row_without_a_body() -> None:
     assert leases.requeue([row_id], using="default") == 0
 
 
+@pytest.mark.parametrize("state", ["pending", "in_flight", "blocked"])
+def test_a_cancel_gives_up_what_is_live(state: str) -> None:
+    """Waiting, held or blocked: the row is settled, free of lease and cause, and never handed out again."""
+    (row_id,) = make()
+    if state == "in_flight":
+        claim()
+    elif state == "blocked":
+        OutboxMessage.objects.update(state="blocked", blocked_by="order")
+    assert leases.cancel([row_id], using="default") == 1
+    gone = row(row_id)
+    assert (gone.state, gone.blocked_by, gone.quarantine_reason) == ("cancelled", "", "")
+    assert (gone.lease_token, gone.leased_by, gone.settled_at) == (None, "", gone.updated_at)
+    lapse([row_id])
+    assert leases.recover("default", limit=10, using="default").pending == 0
+    assert claim() == []
+
+
+@pytest.mark.parametrize("state", ["delivered", "quarantined", "expired", "cancelled"])
+def test_a_cancel_leaves_what_is_settled(state: str) -> None:
+    """The count says how many were still live."""
+    reason = "rejected" if state == "quarantined" else ""
+    (row_id,) = make(1, state=state, settled_at=Now() - timedelta(days=1), quarantine_reason=reason)
+    before = row(row_id)
+    assert leases.cancel([row_id], using="default") == 0
+    after = row(row_id)
+    assert (after.state, after.settled_at) == (state, before.settled_at)
+
+
+@pytest.mark.parametrize(("outcome", "state"), [(RETRY, "cancelled"), (DELIVERED, "delivered")])
+def test_what_comes_of_a_cancelled_attempt(outcome: Outcome, state: str) -> None:
+    """A failure after the cancel is lost, a success is a fact."""
+    (row_id,) = make()
+    claims = claim()
+    leases.cancel([row_id], using="default")
+    assert len(settle(claims, outcome)) == (1 if outcome is RETRY else 0)
+    assert row(row_id).state == state
+
+
+def test_cancels_and_requeues_go_in_chunks_and_count_what_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any iterable of ids, in any order and twice; those already there and unknown ones are not counted."""
+    monkeypatch.setattr(operations, "CHUNK", 2)
+    ids = make(5)
+    make(1, state="delivered", settled_at=Now())
+    assert operations.cancel(iter([10**9, *ids[::-1], *ids])) == 5
+    assert operations.cancel(OutboxMessage.objects.values_list("id", flat=True)) == 0
+    OutboxMessage.objects.filter(id__in=ids).update(state="expired")
+    assert operations.requeue([*ids, ids[0]]) == 5
+
+
 @pytest.mark.parametrize("outcome", [RETRY, GIVEN_UP, RELEASED], ids=lambda outcome: outcome.verdict.value)
 def test_a_stale_worker_changes_nothing_but_a_success(outcome: Outcome) -> None:
     """After the lease was handed to another, the first worker's failure is lost and it is told so."""
@@ -404,7 +455,7 @@ def test_movers_on_the_same_rows_in_any_order_never_deadlock() -> None:
     ids = make(40)
     claims = claim(40, lease=600)
     errors: list[Exception] = []
-    barrier = threading.Barrier(4)
+    barrier = threading.Barrier(5)
 
     def move(work: Callable[[], object]) -> Callable[[], None]:
         def run() -> None:
@@ -421,11 +472,28 @@ def test_movers_on_the_same_rows_in_any_order_never_deadlock() -> None:
         _in_thread(move(lambda: leases.renew(claims, lease=600, using="default"))),
         _in_thread(move(lambda: leases.renew(claims[::-1], lease=600, using="default"))),
         _in_thread(move(lambda: leases.requeue(ids[::-1], using="default"))),
+        _in_thread(move(lambda: leases.cancel(ids[::-1], using="default"))),
         _in_thread(move(lambda: settle(claims[::-1], RETRY))),
     ]
     for thread in threads:
         thread.join(60)
     assert errors == []
+
+
+@pytest.mark.databases("postgresql", "mysql")
+def test_movers_lock_by_ids_alone() -> None:
+    """With a condition beside the ids MariaDB may lock by another index, against the order of everybody else."""
+    ids = make(4)
+    with CaptureQueriesContext(connection) as queries:
+        claims = claim()
+        leases.renew(claims, lease=60, using="default")
+        settle(claims, GIVEN_UP)
+        leases.requeue(ids, using="default")
+        leases.cancel(ids, using="default")
+    locks = [query["sql"] for query in queries if re.search(r"FOR (NO KEY )?UPDATE$", query["sql"])]
+    assert len(locks) == 4
+    for lock in locks:
+        assert re.search(r"WHERE \S+ IN \([\d, ]+\) ORDER BY \S+ ASC FOR", lock), lock
 
 
 def _isolation(ask: str) -> str:

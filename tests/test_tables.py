@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from notification_outbox import enqueue, leases
+from notification_outbox import conf, enqueue, leases
 from notification_outbox.models import OutboxMessage
 from tests.tables import backlog
 
@@ -86,6 +87,26 @@ def test_postgresql_claims_by_an_ordered_index_scan() -> None:
     assert '"Index Name": "outbox_claim"' in plan
     assert not re.search(r'"Node Type": "(Sort|Incremental Sort|Seq Scan|Bitmap[^"]*)"', plan)
     assert found[0]["Plan"]["Shared Hit Blocks"] + found[0]["Plan"]["Shared Read Blocks"] < 600
+
+
+@pytest.mark.databases("postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_postgresql_finds_bodies_to_erase_without_walking_the_backlog() -> None:
+    """An ordered scan of an index that holds neither live nor expunged rows, so that an idle round costs nothing."""
+    backlog(20_000, delivered=20_000)
+    retention = conf.Retention(expunge_delivered=timedelta(0))
+    with CaptureQueriesContext(connection) as queries:
+        while leases.expunge_delivered(retention=retention, limit=5000, using="default"):
+            pass
+    query = next(q["sql"] for q in queries if "SKIP LOCKED" in q["sql"])
+    with connection.cursor() as cursor:
+        cursor.execute(f"VACUUM ANALYZE {TABLE}")
+        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query}")
+        (found,) = cursor.fetchone()
+    plan = json.dumps(found)
+    assert '"Index Name": "outbox_expunge"' in plan
+    assert not re.search(r'"Node Type": "(Sort|Incremental Sort|Seq Scan|Bitmap[^"]*)"', plan)
+    assert found[0]["Plan"]["Shared Hit Blocks"] + found[0]["Plan"]["Shared Read Blocks"] < 20
 
 
 @pytest.mark.databases("mysql")

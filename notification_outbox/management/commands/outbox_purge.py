@@ -1,48 +1,38 @@
-"""``manage.py outbox_purge``: delete what is kept no longer, now."""
+"""``manage.py outbox_purge``: do what ``RETENTION`` asks, now."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import router
+from django.core.management.base import CommandParser
 
-from ... import conf
-from ...exceptions import ConfigurationError
-from ...models import OutboxMessage
+from ...conf import Settings
 from ...operations import purge, purgeable
+from ..base import OutboxCommand
 
-SAY_EVERY = 2.0
 
-
-class Command(BaseCommand):
+class Command(OutboxCommand):
     help = (
-        "Delete settled messages and attempts that RETENTION no longer keeps, in small chunks beside running "
-        "workers. Workers do so by themselves unless started with --no-purge. May be interrupted and run again. "
-        "Exits 0."
+        "Delete settled messages and attempts that RETENTION no longer keeps, and erase the bodies of delivered "
+        "messages older than its expunge_delivered, in small chunks beside running workers. Workers do so by "
+        "themselves unless started with --no-purge. May be interrupted and run again."
     )
+    exits = {0: "done"}
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--database", metavar="ALIAS", help="default: the router's choice")
-        parser.add_argument("--dry-run", action="store_true", help="count, delete nothing")
+        super().add_arguments(parser)
+        parser.add_argument("--dry-run", action="store_true", help="count, change nothing")
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        said = time.monotonic()
-
-        def progress(deleted: int) -> None:
-            nonlocal said
-            if time.monotonic() - said >= SAY_EVERY:
-                said = time.monotonic()
-                self.stderr.write(f"{deleted} rows so far")
-
-        try:
-            retention = conf.get().retention
-        except ConfigurationError as error:
-            raise CommandError(str(error)) from None
-        using = options["database"] or router.db_for_write(OutboxMessage)
+    def run(self, settings: Settings, using: str, options: dict[str, Any]) -> int:
         if options["dry_run"]:
-            messages, attempts = purgeable(retention, using=using)
-            self.stdout.write(f"{messages} messages and {attempts} attempts are old enough to be deleted")
-            return
-        self.stdout.write(f"{purge(retention, using=using, progress=progress)} rows deleted")
+            verb, found = "would be ", purgeable(settings.retention, using=using)
+        else:
+            verb, found = (
+                "",
+                purge(settings.retention, using=using, progress=self.progress("rows and bodies")),
+            )
+        self.stdout.write(
+            f"{found.messages} messages and {found.attempts} attempts {verb}deleted, "
+            f"{found.bodies} bodies {verb}erased"
+        )
+        return 0
