@@ -31,6 +31,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 QUICK: dict[str, Any] = {"ATTEMPT_TIMEOUT": 1, "LEASE": 3}
 TABLE = OutboxMessage._meta.db_table
+# so many equal looks in a row, 50 ms apart, say that a dead process's last transaction has ended
+STABLE = 10
 # what a stop may take beyond the shutdown timeout when its database is mute, on a busy machine
 STOP = 3 * LAST_ANSWER + 6
 
@@ -43,20 +45,21 @@ def sent(outbox: Outbox) -> Counter[str]:
 
 
 def in_flight(worker_id: str) -> set[int]:
-    """Return what a dead worker held: what its last statement was about is committed or gone by then."""
-    rows = OutboxMessage.objects.filter(state="in_flight", leased_by=worker_id)
-    before, now = None, set(rows.values_list("id", flat=True))
-    while now != before:
-        time.sleep(0.1)
-        before, now = now, set(rows.values_list("id", flat=True))
-    return now
+    """Return what a dead worker held, once what its last statement was about is committed or gone."""
+    rows = OutboxMessage.objects.filter(state="in_flight", leased_by=worker_id).order_by("id")
+    seen: list[list[int]] = []
+    while len(seen) < STABLE or any(one != seen[-1] for one in seen[-STABLE:]):
+        time.sleep(0.05)
+        seen.append(list(rows.values_list("id", flat=True)))
+    return set(seen[-1])
 
 
 @pytest.mark.databases("postgresql", "mysql")
 def test_workers_killed_at_random_lose_nothing_and_repeat_only_what_they_held(outbox: Outbox) -> None:
     """3,000 deliveries by four workers, each killed and restarted: all arrive, and attempts add up."""
     dice = random.Random(4)
-    outbox.configure(**QUICK)
+    # longer than a busy machine keeps a renewal waiting
+    outbox.configure(ATTEMPT_TIMEOUT=1, LEASE=6)
 
     async def answer(received: Received) -> int:
         await asyncio.sleep(0.02)
