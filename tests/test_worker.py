@@ -455,7 +455,9 @@ def test_a_database_without_tables_is_named_at_once(outbox: Outbox) -> None:
     with connections["second"].schema_editor() as editor:
         editor.alter_db_table(OutboxMessage, OutboxMessage._meta.db_table, "elsewhere")
     try:
-        with pytest.raises(CommandError, match=r"'second' has no outbox tables: run 'manage.py migrate'"):
+        with pytest.raises(
+            CommandError, match=r"'second' has no outbox tables: run 'manage.py migrate --database second'"
+        ):
             call_command("run_outbox_worker", database=["second"])
     finally:
         with connections["second"].schema_editor() as editor:

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ... import conf
 from ...exceptions import ConfigurationError
 from ...models import OutboxMessage
 from ...worker import Until, Worker
+from ..base import require_alias, require_tables
 
 LEFT_AT_ONCE = 3
 UNRECORDED = 4
@@ -126,10 +127,10 @@ class Command(BaseCommand):
             settings = conf.get()
             databases = options["database"] or settings.databases or [router.db_for_write(OutboxMessage)]
             for alias in databases:
-                if alias not in connections:
-                    known = ", ".join(sorted(connections))
-                    raise ConfigurationError(f"there is no database {alias!r}; DATABASES has {known}")
-                _require_tables(alias)
+                require_alias(alias)
+                with closing(connections[alias]), suppress(OperationalError):
+                    # one that is away is waited for
+                    require_tables(alias)
             workers = [
                 Worker(
                     settings,
@@ -209,17 +210,6 @@ def _stop_at_exit(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> 
             thread.join()
 
     atexit.register(drain)
-
-
-def _require_tables(alias: str) -> None:
-    try:
-        names = connections[alias].introspection.table_names()
-    except OperationalError:
-        return  # away: the worker waits for it
-    finally:
-        connections[alias].close()
-    if OutboxMessage._meta.db_table not in names:
-        raise ConfigurationError(f"database {alias!r} has no outbox tables: run 'manage.py migrate' first")
 
 
 def _number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], float]:
