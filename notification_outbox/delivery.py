@@ -33,8 +33,6 @@ from .publishers import Publisher
 
 # last_error of a row that this copy of the project must not send (``DELIVER``)
 NOT_HERE = "not_delivered_here"
-# seconds; between them a row that waits for another worker is looked at again after an eighth of its age
-WAIT_PAUSE = (5.0, 900.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ async def deliver(
     try:
         content = open_claim(claim, keyring)
         if rules.deliver is not None and claim.binding.destination not in rules.deliver:
-            return _wait_for_others(claim, NOT_HERE)
+            return _for_another_worker(NOT_HERE)
         message = as_message(claim, content)
         check(message, publisher, rules, checked=content.checked)
         async with asyncio.timeout(timeout):
@@ -124,7 +122,7 @@ def classify(error: BaseException, claim: Claim, policy: RetryPolicy) -> Outcome
     """Return what becomes of a message when opening or publishing it raised ``error``."""
     if isinstance(error, UnknownKey):
         # not the row's fault: a deploy may bring the key
-        return _wait_for_others(claim, f"{UNKNOWN_KEY}{error.key_id}")
+        return _for_another_worker(f"{UNKNOWN_KEY}{error.key_id}")
     if isinstance(error, Tampered):
         return _quarantined(QuarantineReason.TAMPERED)
     if isinstance(error, InvalidMessage):
@@ -151,10 +149,9 @@ def classify(error: BaseException, claim: Claim, policy: RetryPolicy) -> Outcome
     )
 
 
-def _wait_for_others(claim: Claim, error: str) -> Outcome:
-    """Hand a row back that this worker cannot or must not send; the pause grows with the wait."""
-    shortest, longest = WAIT_PAUSE
-    return Outcome(Verdict.RELEASED, delay=min(max(claim.age / 8, shortest), longest), error=error)
+def _for_another_worker(error: str) -> Outcome:
+    """Hand a row back that this worker cannot or must not send."""
+    return Outcome(Verdict.RELEASED, delay=None, error=error)
 
 
 def _quarantined(reason: QuarantineReason, answer: Answer | None = None) -> Outcome:

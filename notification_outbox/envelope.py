@@ -128,7 +128,6 @@ class Claim(NamedTuple):
     """One leased row: what the worker has in hand until it settles.
 
     ``attempt`` counts this attempt since the last requeue, ``number`` since the message was made.
-    ``age`` is in seconds since the row was due, by the database's clock.
     """
 
     id: int
@@ -139,7 +138,6 @@ class Claim(NamedTuple):
     number: int
     rejections: int
     lost_leases: int
-    age: float
     created_at: datetime.datetime
     traceparent: str
 

@@ -27,6 +27,7 @@ from django.db.models import (
     Expression,
     ExpressionWrapper,
     F,
+    Lookup,
     Q,
     QuerySet,
     Value,
@@ -48,6 +49,7 @@ from .lifecycle import (
     QuarantineReason,
     State,
     Verdict,
+    patience,
 )
 from .models import DeliveryAttempt, OutboxMessage
 
@@ -63,8 +65,6 @@ CLAIMED = (
     "past_attempts",
     "rejections",
     "lost_leases",
-    "due_at",
-    "updated_at",
     "created_at",
     "traceparent",
     "sealed",
@@ -84,6 +84,17 @@ class StateLiteral(Expression):
 
     def as_sql(self, *_args: Any, **_kwargs: Any) -> tuple[str, tuple[()]]:
         return f"'{self.state.value}'", ()
+
+
+class Among(Lookup):
+    """``Among(F("id"), ids)``: ids written into the SQL, as parameters each of many costs as much as its row."""
+
+    def get_prep_lookup(self) -> list[int]:
+        return [int(row_id) for row_id in self.rhs]
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+        left, parameters = self.process_lhs(compiler, connection)
+        return f"{left} IN ({', '.join(map(str, self.rhs)) or 'NULL'})", tuple(parameters)
 
 
 class Settlement(NamedTuple):
@@ -131,6 +142,10 @@ def _rows(using: str) -> QuerySet[OutboxMessage]:
     return OutboxMessage.objects.using(using)
 
 
+def _among(ids: Iterable[int], using: str) -> QuerySet[OutboxMessage]:
+    return _rows(using).filter(Among(F("id"), ids))
+
+
 def _lock(rows: QuerySet[M], *, skip_locked: bool = False) -> QuerySet[M]:
     features = connections[rows.db].features
     return rows.select_for_update(
@@ -141,7 +156,7 @@ def _lock(rows: QuerySet[M], *, skip_locked: bool = False) -> QuerySet[M]:
 
 def _locked(ids: Iterable[int], using: str) -> QuerySet[OutboxMessage]:
     """Return the rows to lock in id order. Add no condition: MariaDB would lock by the index that serves it."""
-    return _lock(_rows(using).filter(id__in=list(ids)).order_by("id"))
+    return _lock(_among(ids, using).order_by("id"))
 
 
 def _lock_those(
@@ -213,7 +228,7 @@ def claim(
         ended = _expire(overdue, using)
         if not taken:
             return Claimed([], more, lone_met, ended)
-        _rows(using).filter(id__in=taken).update(
+        _among(taken, using).update(
             state=State.IN_FLIGHT.value,
             attempts=F("attempts") + 1,
             lease_token=token,
@@ -221,7 +236,7 @@ def claim(
             available_at=_after(lease),
             updated_at=Now(),
         )
-        rows = {row[0]: row for row in _rows(using).filter(id__in=taken).values_list(*CLAIMED, *BOUND)}
+        rows = {row[0]: row for row in _among(taken, using).values_list(*CLAIMED, *BOUND)}
     claims = [_claim(token, *rows[row_id]) for row_id in taken]
     return Claimed(claims, more, lone_met, ended)
 
@@ -233,8 +248,6 @@ def _claim(
     past_attempts: int,
     rejections: int,
     lost_leases: int,
-    due_at: datetime,
-    now: datetime,
     created_at: datetime,
     traceparent: str,
     sealed: Any,
@@ -249,7 +262,6 @@ def _claim(
         number=past_attempts + attempts,
         rejections=rejections,
         lost_leases=lost_leases,
-        age=(now - due_at).total_seconds(),
         created_at=created_at,
         traceparent=traceparent,
     )
@@ -259,7 +271,7 @@ def _expire(ids: Sequence[int], using: str) -> list[Ended]:
     """Settle rows whose time ran out. One that waited for a key it never got is not simply late."""
     if not ids:
         return []
-    late = _rows(using).filter(id__in=ids)
+    late = _among(ids, using)
     settled: dict[str, Any] = {"settled_at": Now(), "updated_at": Now()}
     late.filter(last_error__startswith=UNKNOWN_KEY).update(
         state=State.QUARANTINED.value, quarantine_reason=QuarantineReason.UNREADABLE.value, **settled
@@ -269,7 +281,7 @@ def _expire(ids: Sequence[int], using: str) -> list[Ended]:
 
 
 def _ended(ids: Sequence[int], using: str) -> list[Ended]:
-    rows = _rows(using).filter(id__in=ids).values_list("id", "dedup_id", "state")
+    rows = _among(ids, using).values_list("id", "dedup_id", "state")
     return [Ended(row_id, message_id(dedup_id), State(state)) for row_id, dedup_id, state in rows]
 
 
@@ -299,11 +311,9 @@ def recover(publisher: str, *, limit: int, using: str) -> Recovered:
         lost: dict[str, Any] = {"lost_leases": F("lost_leases") + 1, "updated_at": Now(), **UNLEASED}
         if waiting:
             pauses = {row_id: LAPSE_SPREAD * place for place, row_id in enumerate(waiting)}
-            _rows(using).filter(id__in=waiting).update(
-                state=State.PENDING.value, available_at=_pause(pauses), **lost
-            )
+            _among(waiting, using).update(state=State.PENDING.value, available_at=_pause(pauses), **lost)
         if deadly:
-            _rows(using).filter(id__in=deadly).update(
+            _among(deadly, using).update(
                 state=State.QUARANTINED.value,
                 quarantine_reason=QuarantineReason.WORKER_LOST.value,
                 settled_at=Now(),
@@ -318,7 +328,7 @@ def renew(claims: Sequence[Claim], *, lease: float, using: str) -> set[int]:
         held = dict(_locked((claim.id for claim in claims), using).values_list("id", "lease_token"))
         kept = [claim.id for claim in claims if held.get(claim.id) == claim.token]
         if kept:
-            _rows(using).filter(id__in=kept).update(available_at=_after(lease), updated_at=Now())
+            _among(kept, using).update(available_at=_after(lease), updated_at=Now())
     return {claim.id for claim in claims}.difference(kept)
 
 
@@ -338,20 +348,25 @@ def settle(settlements: Sequence[Settlement], *, using: str) -> list[Settlement]
     lost: list[Settlement] = []
     groups: defaultdict[tuple[Any, ...], list[Settlement]] = defaultdict(list)
     with short_transaction(using):
-        rows = {
-            row_id: (token, state, dedup_id)
-            for row_id, token, state, dedup_id in _locked(
-                (settlement.claim.id for settlement in settlements), using
-            ).values_list("id", "lease_token", "state", "dedup_id")
+        locked = _locked((settlement.claim.id for settlement in settlements), using)
+        rows = {row_id: rest for row_id, *rest in locked.values_list("id", "state", "lease_token")}
+        theirs = {
+            claim.id: claim.binding.dedup_id
+            for claim, *_ in settlements
+            if rows.get(claim.id) != [State.IN_FLIGHT.value, claim.token]
         }
+        same = set()
+        if theirs:
+            found = _among(theirs, using).exclude(state=State.DELIVERED.value)
+            same = {
+                row_id
+                for row_id, dedup_id in found.values_list("id", "dedup_id")
+                if dedup_id == theirs[row_id]
+            }
         for settlement in settlements:
             claim, outcome = settlement.claim, settlement.outcome
-            token, state, dedup_id = rows.get(claim.id, (None, None, None))
-            if outcome.verdict is Verdict.DELIVERED:
-                lands = dedup_id == claim.binding.dedup_id and state != State.DELIVERED.value
-            else:
-                lands = state == State.IN_FLIGHT.value and token == claim.token
-            if not lands:
+            late = outcome.verdict is Verdict.DELIVERED and claim.id in same
+            if claim.id in theirs and not late:
                 lost.append(settlement)
                 continue
             kind = (
@@ -371,30 +386,44 @@ def settle(settlements: Sequence[Settlement], *, using: str) -> list[Settlement]
 
 def _write(group: Sequence[Settlement], using: str) -> None:
     """Write one kind of outcome onto rows that are locked and known to be ours to write."""
-    outcome = group[0].outcome
-    rows = _rows(using).filter(id__in=[settlement.claim.id for settlement in group])
+    first = group[0].outcome
+    rows = _among([settlement.claim.id for settlement in group], using)
     changes: dict[str, Any] = {"updated_at": Now(), "blocked_by": "", "quarantine_reason": "", **UNLEASED}
-    if outcome.verdict in (Verdict.RETRY, Verdict.RELEASED):
-        pauses = {settlement.claim.id: timedelta(seconds=settlement.outcome.delay) for settlement in group}
+    if first.verdict in (Verdict.RETRY, Verdict.RELEASED):
+        pauses = {
+            claim.id: timedelta(seconds=outcome.delay)
+            for claim, outcome, *_ in group
+            if outcome.delay is not None
+        }
+        if len(pauses) < len(group):
+            pauses |= _patience([claim.id for claim, *_ in group if claim.id not in pauses], using)
         changes |= {"state": State.PENDING.value, "available_at": _pause(pauses)}
-        if outcome.verdict is Verdict.RETRY:
+        if first.verdict is Verdict.RETRY:
             changes["due_at"] = changes["available_at"]
     else:
-        changes |= {"state": outcome.verdict.value, "settled_at": Now()}
-    if outcome.reason is not None:
-        changes["quarantine_reason"] = outcome.reason.value
-    if outcome.verdict is Verdict.RELEASED:
+        changes |= {"state": first.verdict.value, "settled_at": Now()}
+    if first.reason is not None:
+        changes["quarantine_reason"] = first.reason.value
+    if first.verdict is Verdict.RELEASED:
         changes["attempts"] = F("attempts") - 1
-        if outcome.error:
-            changes["last_error"] = outcome.error[:MAX_ERROR]
+        if first.error:
+            changes["last_error"] = first.error[:MAX_ERROR]
     else:
         changes |= {
             "lost_leases": 0,
-            "rejections": outcome.rejections,
-            "last_error": outcome.error[:MAX_ERROR],
-            "last_status": outcome.answer.status,
+            "rejections": first.rejections,
+            "last_error": first.error[:MAX_ERROR],
+            "last_status": first.answer.status,
         }
     rows.update(**changes)
+
+
+def _patience(ids: Sequence[int], using: str) -> dict[int, timedelta]:
+    """Return the pause of rows that wait for another worker: the longer they wait, the longer."""
+    ages = _among(ids, using).annotate(now=Now()).values_list("id", "now", "due_at")
+    return {
+        row_id: timedelta(seconds=patience((now - due_at).total_seconds())) for row_id, now, due_at in ages
+    }
 
 
 def _pause(pauses: Mapping[int, timedelta]) -> Expression:
@@ -445,7 +474,7 @@ def requeue(ids: Sequence[int], *, using: str) -> int:
     with short_transaction(using):
         found = _lock_those(ids, DEAD, using, with_body=True)
         if found:
-            _rows(using).filter(id__in=found).update(
+            _among(found, using).update(
                 state=State.PENDING.value,
                 quarantine_reason="",
                 settled_at=None,
@@ -472,7 +501,7 @@ def cancel(ids: Iterable[int], *, using: str) -> int:
     with short_transaction(using):
         found = _lock_those(ids, LIVE, using)
         if found:
-            _rows(using).filter(id__in=found).update(
+            _among(found, using).update(
                 state=State.CANCELLED.value,
                 blocked_by="",
                 quarantine_reason="",
@@ -536,10 +565,19 @@ def purge(*, retention: Retention, limit: int, using: str) -> int:
                 _lock(old.order_by("retry_until"), skip_locked=True).values_list("id", flat=True)[:limit]
             )
             if ids:
-                DeliveryAttempt.objects.using(using).filter(message_id__in=ids).delete()
-                _rows(using).filter(id__in=ids).delete()
+                _delete(DeliveryAttempt.objects.using(using), "message_id", ids)
+                _delete(_rows(using), "id", ids)
                 return len(ids)
     return 0
+
+
+def _delete(rows: QuerySet[Any], column: str, ids: Sequence[int]) -> None:
+    if connections[rows.db].vendor != "mysql":
+        rows.filter(**{f"{column}__in": ids}).delete()
+        return
+    # for many ids MariaDB may walk a small table, and then its DELETE waits for every lock it meets
+    for row_id in ids:
+        rows.filter(**{column: row_id}).delete()
 
 
 def purge_attempts(*, retention: Retention, limit: int, using: str) -> int:
@@ -548,7 +586,7 @@ def purge_attempts(*, retention: Retention, limit: int, using: str) -> int:
         old = _lock(_old_attempts(retention, using).order_by("started_at"), skip_locked=True)
         ids = list(old.values_list("id", flat=True)[:limit])
         if ids:
-            DeliveryAttempt.objects.using(using).filter(id__in=ids).delete()
+            _delete(DeliveryAttempt.objects.using(using), "id", ids)
     return len(ids)
 
 
@@ -567,7 +605,7 @@ def expunge_delivered(*, retention: Retention, limit: int, using: str) -> int:
 
 def _erase(ids: Collection[int], using: str) -> int:
     if ids:
-        _rows(using).filter(id__in=ids).update(sealed=None, updated_at=Now())
+        _among(ids, using).update(sealed=None, updated_at=Now())
     return len(ids)
 
 

@@ -112,17 +112,23 @@ class Verdict(StrEnum):
 class Outcome:
     """What one claim came to, in the words ``leases.settle`` understands.
 
-    ``delay`` is the pause in seconds before a worker may take the message again (RETRY, RELEASED).
+    ``delay`` is the pause in seconds before a worker may take the message again (RETRY, RELEASED); None: the
+    longer it has waited, the longer (``patience``).
     ``rejections`` is the new count of rejections in a row. A RELEASED message was not attempted: its attempt
     is refunded and no attempt row is written.
     """
 
     verdict: Verdict
-    delay: float = 0.0
+    delay: float | None = 0.0
     reason: QuarantineReason | None = None
     error: str = ""
     rejections: int = 0
     answer: Answer = Answer()  # noqa: RUF009 - a tuple, shared safely
+
+
+def patience(waited: float) -> float:
+    """Return the pause in seconds of a message that waits for another worker since ``waited`` seconds."""
+    return min(max(waited / 8, 5.0), 900.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,14 +139,16 @@ class Worker:
                     ]
                     if self._purge:
                         keepers.append(tasks.create_task(keep_house(housekeeping, self._settings.retention)))
+                    claiming = tasks.create_task(self._claim_until_done(tasks))
                     try:
-                        await self._claim_until_done(tasks)
+                        await asyncio.shield(claiming)
+                        await self._drain(self._shutdown_timeout)
                     except asyncio.CancelledError:
+                        # a claim on its way must not leave its leases behind
+                        self.stop()
+                        await asyncio.wait({claiming})
                         await self._drain(0.0)
                         raise
-                    except _Stopped:
-                        pass
-                    await self._drain(self._shutdown_timeout)
                     for keeper in (*keepers, *(runner for lane in self._lanes for runner in lane.runners)):
                         keeper.cancel()
         finally:
@@ -164,6 +166,11 @@ class Worker:
     # claiming
 
     async def _claim_until_done(self, tasks: asyncio.TaskGroup) -> None:
+        """Claim whatever is due until told to stop or done."""
+        with suppress(_Stopped):
+            await self._go_round(tasks)
+
+    async def _go_round(self, tasks: asyncio.TaskGroup) -> None:
         pause = FIRST_POLL
         while not self._stopping.is_set():
             self._touch()

@@ -97,7 +97,6 @@ def test_a_claim_carries_what_was_sealed_and_bound() -> None:
     assert one.sealed == bytes(stored.sealed or b"")
     assert one.binding.dedup_id == stored.dedup_id
     assert (one.attempt, one.number, one.rejections) == (1, 1, 0)
-    assert 0 <= one.age < 60
 
 
 @pytest.mark.parametrize(("budget", "taken"), [(0, 1), (150, 1), (10**6, 3)])
@@ -329,9 +328,11 @@ def test_a_late_success_never_lands_on_another_message() -> None:
     """Ids can repeat after a restore; the message's own name must agree."""
     (row_id,) = make()
     (stale,) = claim()
-    OutboxMessage.objects.filter(id=row_id).update(dedup_id=uuid.uuid4())
+    OutboxMessage.objects.filter(id=row_id).update(
+        dedup_id=uuid.uuid4(), state="pending", lease_token=None, leased_by=""
+    )
     assert [lost.claim for lost in settle([stale], DELIVERED)] == [stale]
-    assert row(row_id).state == "in_flight"
+    assert row(row_id).state == "pending"
 
 
 def test_a_settlement_of_a_purged_row_is_lost_without_an_error() -> None:
