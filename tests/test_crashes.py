@@ -199,6 +199,41 @@ def test_a_database_stopped_for_longer_than_a_lease_loses_and_repeats_nothing(ou
 
 
 @pytest.mark.databases("postgresql")
+def test_several_workers_repeat_only_what_was_in_flight_when_the_database_went(outbox: Outbox) -> None:
+    """Whoever asks first when it is back takes the ended leases of all; nothing else is sent again."""
+    outbox.configure(**QUICK)
+
+    async def answer(received: Received) -> int:
+        await asyncio.sleep(0.05)
+        return 200
+
+    outbox.receiver.answer = answer
+    with cluster() as own:
+        own.enqueue(outbox, 1000)
+        workers = [
+            outbox.start("--until-empty", "--concurrency", "16", DATABASE_URL=own.url) for _ in range(3)
+        ]
+        outbox.receiver.wait_for(300)
+        own.stop()
+        stopped = time.monotonic()
+        wait_until(lambda: time.monotonic() > stopped + 1.5 * QUICK["LEASE"], "more than a lease")
+        # none may ask before we have seen what the database remembers
+        for worker in workers:
+            worker.popen.send_signal(signal.SIGSTOP)
+        own.start()
+        with psycopg.connect(own.url) as other:
+            found = other.execute(f"SELECT dedup_id FROM {TABLE} WHERE state = 'in_flight'").fetchall()
+        for worker in workers:
+            worker.popen.send_signal(signal.SIGCONT)
+        assert [worker.wait() for worker in workers] == [0, 0, 0]
+        assert {state for state, _ in own.states()} == {"delivered"}
+    arrived = sent(outbox)
+    assert len(arrived) == 1000
+    assert {name for name, times in arrived.items() if times > 1} <= {f"msg_{name.hex}" for (name,) in found}
+    assert max(arrived.values()) <= 2
+
+
+@pytest.mark.databases("postgresql")
 @pytest.mark.parametrize("number", [signal.SIGSTOP, None])
 def test_a_database_that_hangs_does_not_hold_a_worker_that_is_told_to_stop(
     outbox: Outbox, number: signal.Signals | None
@@ -239,6 +274,24 @@ def test_a_database_that_hangs_does_not_hold_a_worker_that_is_told_to_stop(
                         os.kill(pid, signal.SIGCONT)
         assert "outbox stop unrecorded=3" in process.log
         assert "3 outcomes could not be recorded" in process.log
+
+
+@pytest.mark.databases("postgresql")
+def test_a_worker_with_nothing_in_hand_leaves_a_database_that_hangs_in_peace(outbox: Outbox) -> None:
+    """Its question stays unanswered, which it says; nothing is unrecorded, so it exits 0."""
+    process = outbox.start("--poll-interval", "0.05")
+    outbox.enqueue()
+    wait_until(lambda: outbox.states() == {"delivered": 1}, "the first to be recorded")
+    with psycopg.connect(database_url()) as other:
+        other.execute(f"LOCK TABLE {TABLE} IN ACCESS EXCLUSIVE MODE")
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
+        wait_until(lambda: other.execute(waiting, [TABLE]).fetchone() != (0,), "the worker to ask")
+        began = time.monotonic()
+        process.terminate()
+        assert process.wait() == 0
+        assert time.monotonic() - began < STOP
+    assert "outbox stop: the database does not answer" in process.log
+    assert "unrecorded" not in process.log
 
 
 def test_sigterm_with_many_slow_deliveries_leaves_no_lease(outbox: Outbox) -> None:
@@ -349,5 +402,55 @@ def test_a_worker_cancelled_in_an_applications_loop_hands_back_what_it_holds(out
 
     asyncio.run(scenario())
     gate.set()
+    assert set(OutboxMessage.objects.values_list("state", "attempts", "leased_by")) == {("pending", 0, "")}
+    connection.close()
+
+
+@pytest.mark.parametrize("moment", ["claiming", "draining"])
+def test_a_cancellation_at_an_awkward_moment_leaves_no_lease_either(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """While a claim is under way, or while a stopped worker still waits for answers: all is handed back."""
+    gate, asked = threading.Event(), threading.Event()
+
+    def answer(received: Received) -> int:
+        gate.wait(60)
+        return 200
+
+    def slow_claim(*arguments: Any, **named: Any) -> leases.Claimed:
+        claimed = claim(*arguments, **named)
+        asked.set()
+        if moment == "claiming":
+            # committed, and on its way back when the cancellation comes
+            time.sleep(0.1)
+        return claimed
+
+    claim = leases.claim
+    monkeypatch.setattr(leases, "claim", slow_claim)
+    outbox.receiver.answer = answer
+    outbox.enqueue(3)
+
+    def the_stop_is_taken() -> None:
+        wait_until(lambda: outbox.states() == {"in_flight": 2, "pending": 1}, "the rest handed back")
+        connection.close()
+
+    async def scenario() -> None:
+        worker = Worker(concurrency=2)
+        running = asyncio.create_task(worker.run())
+        if moment == "claiming":
+            await asyncio.to_thread(asked.wait, 20)
+        else:
+            await asyncio.to_thread(outbox.receiver.wait_for, 2)
+            worker.stop()
+            await asyncio.to_thread(the_stop_is_taken)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(running, 20)
+        assert worker.unrecorded == 0
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        gate.set()
     assert set(OutboxMessage.objects.values_list("state", "attempts", "leased_by")) == {("pending", 0, "")}
     connection.close()

@@ -1,0 +1,162 @@
+"""Every mover at once on the same few hundred rows, each with a connection of its own: nobody fails another."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.db import connections, transaction
+from django.db.models import F, Q
+
+from notification_outbox import Draft, enqueue_many, leases
+from notification_outbox.conf import Retention
+from notification_outbox.envelope import Claim
+from notification_outbox.leases import Settlement
+from notification_outbox.lifecycle import Outcome, QuarantineReason, Verdict
+from notification_outbox.models import OutboxMessage
+from tests.processes import wait_until
+
+SECONDS = 8.0
+ROWS = 300
+# so short that rows come back, expire and are purged while the movers run
+LEASE = 0.3
+TIME = timedelta(seconds=2)
+KEPT = Retention(delivered=timedelta(0), dead=timedelta(seconds=1), attempts=timedelta(seconds=1))
+OUTCOMES = [
+    Outcome(Verdict.DELIVERED),
+    Outcome(Verdict.RETRY, error="http_503"),
+    Outcome(Verdict.QUARANTINED, reason=QuarantineReason.REJECTED, error="http_400"),
+    Outcome(Verdict.RELEASED),
+]
+_HELD = Q(lease_token__isnull=False) & ~Q(leased_by="")
+_FREE = Q(lease_token__isnull=True, leased_by="")
+_LIVE = Q(settled_at__isnull=True, quarantine_reason="")
+LEGAL = (
+    Q(state="in_flight") & _HELD & _LIVE
+    | Q(state="pending", available_at__lte=F("retry_until")) & _FREE & _LIVE
+    | Q(state__in=["delivered", "expired", "cancelled"], settled_at__isnull=False, quarantine_reason="")
+    & _FREE
+    | Q(state="quarantined", settled_at__isnull=False) & ~Q(quarantine_reason="") & _FREE
+)
+
+
+class Mover:
+    """What one thread does again and again. Each returns how many rows it moved."""
+
+    def __init__(self, held: deque[Claim], seed: int) -> None:
+        self._held = held  # shared: others hold the same claims, and some are stale
+        self._dice = random.Random(seed)
+
+    def enqueue(self) -> int:
+        missing = ROWS - OutboxMessage.objects.count()
+        drafts = [Draft("t", {"n": n}, to="https://hooks.acme.com/x") for n in range(missing)]
+        with transaction.atomic():
+            ids = [receipt.id for receipt in enqueue_many(drafts)]
+            OutboxMessage.objects.filter(id__in=ids).update(
+                give_up_after=TIME, retry_until=F("due_at") + TIME, available_at=F("due_at")
+            )
+        return len(ids)
+
+    def claim(self) -> int:
+        limit = self._dice.randint(1, 40)
+        claims = leases.claim(
+            "default", limit=limit, budget=10**9, worker="w", lease=LEASE, using="default"
+        ).claims
+        self._held.extend(claims)
+        return len(claims)
+
+    def renew(self) -> int:
+        claims = self._some_held()
+        return len(claims) - len(leases.renew(claims, lease=LEASE, using="default"))
+
+    def settle(self) -> int:
+        settlements = [
+            Settlement(claim, self._dice.choice(OUTCOMES), "w", 0.01) for claim in self._some_held()
+        ]
+        return len(settlements) - len(leases.settle(settlements, using="default"))
+
+    def release(self) -> int:
+        claims = self._some_held()
+        return len(claims) - len(leases.release(claims, using="default"))
+
+    def recover(self) -> int:
+        pending, ended = leases.recover("default", limit=50, using="default")
+        return pending + len(ended)
+
+    def requeue(self) -> int:
+        return leases.requeue(self._some_ids(60), using="default")
+
+    def purge(self) -> int:
+        leases.purge_attempts(retention=KEPT, limit=50, using="default")
+        return leases.purge(retention=KEPT, limit=50, using="default")
+
+    def _some_held(self) -> list[Claim]:
+        held = {claim.id: claim for claim in self._held.copy()}
+        return self._dice.sample(list(held.values()), min(len(held), self._dice.randint(1, 20)))
+
+    def _some_ids(self, most: int) -> list[int]:
+        ids = list(OutboxMessage.objects.values_list("id", flat=True))
+        return self._dice.sample(ids, min(len(ids), self._dice.randint(1, most)))
+
+
+# two of those that hold most locks, so that they also meet their own kind
+MOVERS = [
+    Mover.enqueue,
+    Mover.claim,
+    Mover.claim,
+    Mover.settle,
+    Mover.settle,
+    Mover.renew,
+    Mover.release,
+    Mover.recover,
+    Mover.requeue,
+    Mover.purge,
+]
+
+
+@pytest.mark.databases("postgresql", "mysql")
+@pytest.mark.django_db(transaction=True)
+def test_all_movers_at_once_never_deadlock_and_leave_every_row_legal() -> None:
+    """Eight seconds of everything on the same rows: no database error, everybody moves rows, nothing is stuck."""
+    held: deque[Claim] = deque(maxlen=200)
+    moved: Counter[str] = Counter()
+    errors: list[tuple[str, Exception]] = []
+    end = time.monotonic() + SECONDS
+
+    def run(mover: Mover, move: Callable[[Mover], int]) -> None:
+        try:
+            while time.monotonic() < end:
+                try:
+                    moved[move.__name__] += move(mover)
+                except Exception as error:
+                    errors.append((move.__name__, error))
+        finally:
+            connections["default"].close()
+
+    Mover(held, 0).enqueue()
+    threads = [
+        threading.Thread(target=run, args=(Mover(held, seed), move), daemon=True)
+        for seed, move in enumerate(MOVERS)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert errors == []
+    assert all(moved[move.__name__] > 0 for move in MOVERS), moved
+    assert not OutboxMessage.objects.exclude(LEGAL).exists()
+    wait_until(nothing_waits, "the rest to be delivered or to expire")
+
+
+def nothing_waits() -> bool:
+    """Let a worker's round go by and say whether every row is settled."""
+    leases.recover("default", limit=ROWS, using="default")
+    claims = leases.claim("default", limit=ROWS, budget=10**9, worker="w", lease=60, using="default").claims
+    leases.settle([Settlement(claim, OUTCOMES[0]) for claim in claims], using="default")
+    return not OutboxMessage.objects.filter(settled_at__isnull=True).exists()
