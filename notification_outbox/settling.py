@@ -18,7 +18,7 @@ from .leases import Settlement
 logger = logging.getLogger("notification_outbox")
 
 BATCH = 200
-PAUSE = 0.02
+PAUSE = 0.04
 
 
 class Settler:
