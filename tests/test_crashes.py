@@ -22,7 +22,7 @@ import pytest
 from django.db import connection
 
 from notification_outbox import housekeeping, leases
-from notification_outbox.models import OutboxMessage
+from notification_outbox.models import DeliveryAttempt, OutboxMessage
 from notification_outbox.worker import LAST_ANSWER, Worker
 from tests.processes import ROOT, Outbox, Started, database_url, wait_until
 from tests.receiver import Received
@@ -87,8 +87,10 @@ def test_workers_killed_at_random_lose_nothing_and_repeat_only_what_they_held(ou
     assert held
     arrived = sent(outbox)
     assert set(arrived) == {one.message_id for one in receipts.values()}
+    # on a busy machine an answer may come too late: that attempt is remembered
+    failed = Counter(DeliveryAttempt.objects.values_list("message_id", flat=True))
     for row_id, attempts in OutboxMessage.objects.values_list("id", "attempts"):
-        assert attempts == 1 + held[row_id]
+        assert attempts == 1 + held[row_id] + failed[row_id]
         assert arrived[receipts[row_id].message_id] <= attempts
 
 
