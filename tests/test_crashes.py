@@ -22,7 +22,7 @@ import pytest
 from django.db import connection
 
 from notification_outbox import housekeeping, leases
-from notification_outbox.models import OutboxMessage
+from notification_outbox.models import DeliveryAttempt, OutboxMessage
 from notification_outbox.worker import LAST_ANSWER, Worker
 from tests.processes import ROOT, Outbox, Started, database_url, wait_until
 from tests.receiver import Received
@@ -87,8 +87,10 @@ def test_workers_killed_at_random_lose_nothing_and_repeat_only_what_they_held(ou
     assert held
     arrived = sent(outbox)
     assert set(arrived) == {one.message_id for one in receipts.values()}
+    # on a busy machine an answer may come too late: that attempt is remembered
+    failed = Counter(DeliveryAttempt.objects.values_list("message_id", flat=True))
     for row_id, attempts in OutboxMessage.objects.values_list("id", "attempts"):
-        assert attempts == 1 + held[row_id]
+        assert attempts == 1 + held[row_id] + failed[row_id]
         assert arrived[receipts[row_id].message_id] <= attempts
 
 
@@ -318,6 +320,15 @@ def test_sigterm_with_many_slow_deliveries_leaves_no_lease(outbox: Outbox) -> No
     assert set(left.values_list("attempts", "leased_by", "lease_token")) == {(0, "", None)}
 
 
+def failures() -> int:
+    """Return how many transactions of this database have failed so far, where the server counts them."""
+    if connection.vendor != "postgresql":
+        return 0
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()")
+        return int(cursor.fetchone()[0])
+
+
 ENQUEUE = """
 import sys, django; django.setup()
 from django.db import transaction
@@ -338,6 +349,7 @@ def test_a_stricter_default_isolation_brings_no_failures(outbox: Outbox, isolati
         "OUTBOX_TEST_SETTINGS": outbox.settings_text(),
         "DJANGO_SETTINGS_MODULE": "tests.settings",
     }
+    failed = failures()
     enqueuers = [
         subprocess.Popen(
             [sys.executable, "-c", ENQUEUE, outbox.receiver.url("/"), account],
@@ -354,6 +366,8 @@ def test_a_stricter_default_isolation_brings_no_failures(outbox: Outbox, isolati
         assert worker.wait() == 0
         assert "away" not in worker.log
     assert set(sent(outbox).values()) == {1}
+    # a single failure is repeated without a word
+    assert failures() == failed
 
 
 def test_a_purge_that_hangs_delays_no_delivery_and_no_stop(

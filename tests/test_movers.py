@@ -12,6 +12,7 @@ from datetime import timedelta
 import pytest
 from django.db import connections, transaction
 from django.db.models import F, Q
+from django.db.models.functions import Now
 
 from notification_outbox import Draft, enqueue_many, leases
 from notification_outbox.conf import Retention
@@ -91,6 +92,12 @@ class Mover:
     def requeue(self) -> int:
         return leases.requeue(self._some_ids(60), using="default")
 
+    def cancel(self) -> int:
+        return leases.cancel(self._some_ids(5), using="default")
+
+    def expunge(self) -> int:
+        return leases.expunge(self._some_ids(5), using="default")
+
     def purge(self) -> int:
         leases.purge_attempts(retention=KEPT, limit=50, using="default")
         return leases.purge(retention=KEPT, limit=50, using="default")
@@ -100,7 +107,7 @@ class Mover:
         return self._dice.sample(list(held.values()), min(len(held), self._dice.randint(1, 20)))
 
     def _some_ids(self, most: int) -> list[int]:
-        ids = list(OutboxMessage.objects.values_list("id", flat=True))
+        ids = list(OutboxMessage.objects.order_by("id").values_list("id", flat=True))
         return self._dice.sample(ids, min(len(ids), self._dice.randint(1, most)))
 
 
@@ -115,6 +122,8 @@ MOVERS = [
     Mover.release,
     Mover.recover,
     Mover.requeue,
+    Mover.cancel,
+    Mover.expunge,
     Mover.purge,
 ]
 
@@ -132,9 +141,11 @@ def test_all_movers_at_once_never_deadlock_and_leave_every_row_legal() -> None:
         try:
             while time.monotonic() < end:
                 try:
-                    moved[move.__name__] += move(mover)
+                    count = move(mover)
                 except Exception as error:
                     errors.append((move.__name__, error))
+                else:
+                    moved[move.__name__] += count
         finally:
             connections["default"].close()
 
@@ -160,3 +171,37 @@ def nothing_waits() -> bool:
     claims = leases.claim("default", limit=ROWS, budget=10**9, worker="w", lease=60, using="default").claims
     leases.settle([Settlement(claim, OUTCOMES[0]) for claim in claims], using="default")
     return not OutboxMessage.objects.filter(settled_at__isnull=True).exists()
+
+
+@pytest.mark.databases("postgresql", "mysql")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("move", dict.fromkeys(MOVERS[1:]), ids=lambda move: move.__name__)
+def test_an_enqueue_that_is_not_committed_yet_delays_no_mover(move: Callable[[Mover], int]) -> None:
+    """A caller's transaction may be long: nobody else looks at its row, also where the table is small."""
+    mover = Mover(deque(maxlen=200), 0)
+    mover.enqueue()
+    mover.claim()
+    free = OutboxMessage.objects.filter(state="pending").order_by("id")
+    for state in ("delivered", "expired"):
+        ids = list(free.values_list("id", flat=True)[:60])
+        OutboxMessage.objects.filter(id__in=ids).update(
+            state=state, settled_at=Now(), retry_until=Now() - timedelta(days=1)
+        )
+    OutboxMessage.objects.filter(state="in_flight").update(available_at=Now())
+    moved: list[int] = []
+
+    def run() -> None:
+        try:
+            moved.append(move(mover))
+        finally:
+            connections["default"].close()
+
+    thread = threading.Thread(target=run)
+    with transaction.atomic():
+        enqueue_many([Draft("t", {}, to="https://hooks.acme.com/x")])
+        thread.start()
+        thread.join(10)
+        waits = thread.is_alive()
+    thread.join(60)
+    assert not waits
+    assert sum(moved) > 0
