@@ -46,6 +46,7 @@ LAST_ANSWER = 3.0
 
 # one thread with a connection for each, so that none waits for another
 ROLES = ("claim", "settle", "housekeeping", "signals")
+LEVELS = {Verdict.DELIVERED: logging.DEBUG, Verdict.QUARANTINED: logging.WARNING}
 SIGNALS = {
     State.DELIVERED: signals.message_delivered,
     State.QUARANTINED: signals.message_quarantined,
@@ -306,23 +307,15 @@ class Worker:
         lane.close(held)
         if lane.hungry or self._stopping.is_set():
             self._freed.set()
-        if outcome.verdict is not Verdict.DELIVERED:
-            logger.log(
-                logging.WARNING if outcome.verdict is Verdict.QUARANTINED else logging.INFO,
-                "outbox deliver id=%s publisher=%s attempt=%s outcome=%s error=%s",
-                held.claim.id,
-                lane.alias,
-                held.claim.attempt,
-                outcome.verdict,
-                outcome.error,
-            )
-        elif logger.isEnabledFor(logging.DEBUG):
-            logger.debug(
-                "outbox deliver id=%s publisher=%s attempt=%s outcome=delivered error=",
-                held.claim.id,
-                lane.alias,
-                held.claim.attempt,
-            )
+        logger.log(
+            LEVELS.get(outcome.verdict, logging.INFO),
+            "outbox deliver id=%s publisher=%s attempt=%s outcome=%s error=%s",
+            held.claim.id,
+            lane.alias,
+            held.claim.attempt,
+            outcome.verdict,
+            outcome.error,
+        )
         wanted = self._settings.log_attempts
         if wanted == "none" or (wanted == "failures" and outcome.verdict is Verdict.DELIVERED):
             took = None
