@@ -7,9 +7,10 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,11 @@ import trustme
 from django.db import transaction
 from django.test import override_settings
 
-from notification_outbox import Draft, enqueue_many
+from notification_outbox import Draft, Message, enqueue_many
 from notification_outbox.management.commands.run_outbox_worker import rare_collections
 from notification_outbox.models import OutboxMessage
-from notification_outbox.signing import HttpMessageSigner, SigningRequest
-from notification_outbox.transport import GuardedTransport
-from notification_outbox.urls import DestinationPolicy
+from notification_outbox.publishers import WebhookPublisher
+from notification_outbox.signing import HttpMessageSigner
 from notification_outbox.worker import Worker
 
 from .measuring import Bar, Result, medians, wall
@@ -71,10 +71,24 @@ def bench_throughput() -> Result:
     body = b'{"filling":"' + b"x" * 1000 + b'"}'
     with receiving() as (host, ca_file):
         options = {"signer": signer, "ca_file": ca_file, "allow_hosts": [host]}
-        policy = DestinationPolicy.from_options(
-            ports=[443], allow_hosts=[host], allow_networks=[], insecure_hosts=[]
+        url = f"https://{host}/hooks?x=1"
+        message = Message(
+            id="",
+            notification_type="bench",
+            publisher="default",
+            destination=url,
+            body=body,
+            content_type="application/json",
+            headers=(),
+            caller_scope_id="default",
+            account_id=None,
+            signing_scope_id=None,
+            idempotency_key="",
+            ordering_key="",
+            attempt=1,
+            created_at=datetime.now(UTC),
+            traceparent="",
         )
-        target = policy.parse(f"https://{host}/hooks?x=1")
 
         async def bare_aiohttp() -> None:
             context = ssl.create_default_context(cafile=ca_file)
@@ -82,28 +96,26 @@ def bench_throughput() -> Result:
             async with aiohttp.ClientSession(connector=connector) as session:
 
                 async def post(n: int) -> None:
-                    async with session.post(target.url, data=body) as response:
+                    async with session.post(url, data=body) as response:
                         await response.read()
 
                 await spread_over(MESSAGES, post)
 
         async def bare_loop() -> None:
-            transport = GuardedTransport(policy, timeout=15.0, ca_file=ca_file)
-            await transport.open()
+            # the very requests of the worker: transport, headers, signer
+            publisher = WebhookPublisher(**options)
+            await publisher.open()
 
             async def post(n: int) -> None:
-                name = f"msg_{n:032x}"
-                request = SigningRequest(target.url, target.authority, "application/json", body, name, name)
-                headers = signer.sign(request, created=int(time.time()), nonce=name)
-                await transport.post(target, [("Content-Type", "application/json"), *headers], body)
+                await publisher.publish(replace(message, id=f"msg_{n:032x}"))
 
             await spread_over(MESSAGES, post)
-            await transport.close()
+            await publisher.close()
 
         def fill() -> None:
             OutboxMessage.objects.all().delete()
             with transaction.atomic():
-                enqueue_many(Draft("bench", body, to=target.url) for _ in range(MESSAGES))
+                enqueue_many(Draft("bench", body, to=url) for _ in range(MESSAGES))
 
         def worker() -> None:
             asyncio.run(Worker(concurrency=CONCURRENT, until="empty").run())
