@@ -47,12 +47,13 @@ class DatabaseThread:
         """Run the function after what is waiting; nobody waits for it."""
         self._put(partial(function, **arguments, using=self._using)).add_done_callback(_say_failure)
 
-    async def close(self, patience: float = 1.0) -> None:
-        """Let the thread do what is waiting and end, at most ``patience`` seconds."""
+    async def close(self, patience: float = 1.0) -> bool:
+        """Let the thread do what is waiting and end; say whether it did within ``patience`` seconds."""
         ended = self._put(self._hang_up)
         self._calls.put(None)
         # not cancelled when it takes longer: the connection is closed whenever the database lets go
         await asyncio.wait({ended}, timeout=patience)
+        return ended.done()
 
     def _put(self, work: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()

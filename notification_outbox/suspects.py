@@ -37,8 +37,13 @@ class Suspects:
         self._since: float | None = None
         self._rest_until = float("-inf")
 
-    def ask(self, now: float) -> Terms | None:
-        """Return the terms of a claim, or None while nothing may be claimed; what it brings goes to ``answered``."""
+    def ask(self, now: float, patience: float = float("inf")) -> Terms | None:
+        """Return the terms of a claim, or None while nothing may be claimed; what it brings goes to ``answered``.
+
+        Hands that are not free after ``patience`` seconds are waited for later: their database may be away.
+        """
+        if self._since is not None and now - self._since > patience and not self._alone:
+            self._rest(now)
         if self._alone or (self._since is not None and self._in_hand):
             return None
         lone = Lone.SKIPPED

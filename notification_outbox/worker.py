@@ -112,6 +112,7 @@ class Worker:
         self._served = [] if self._settings.deliver == frozenset() else lanes
         self._left = self._max_messages
         self._outage = Outage("claim")
+        self._broken: BaseException | None = None
         self.unrecorded = 0
 
     async def run(self) -> None:
@@ -125,11 +126,12 @@ class Worker:
         threads = [DatabaseThread(self.using, role) for role in ROLES]
         self._claiming, settling, housekeeping, self._telling = threads
         self._settler = Settler(settling, self._recorded)
+        timeout = self._shutdown_timeout
         try:
             async with AsyncExitStack() as stack:
                 for lane in self._lanes:
                     await lane.publisher.open()
-                    stack.push_async_callback(lane.publisher.close)
+                    stack.push_async_callback(self._close, lane)
                 self._say_who_is_reached()
                 self._tell(signals.worker_started, [{"worker_id": self.worker_id}])
                 async with asyncio.TaskGroup() as tasks:
@@ -140,24 +142,30 @@ class Worker:
                     ]
                     if self._purge:
                         keepers.append(tasks.create_task(keep_house(housekeeping, self._settings.retention)))
-                    claiming = tasks.create_task(self._claim_until_done(tasks))
+                    claiming = tasks.create_task(self._claim_until_done())
                     try:
                         await asyncio.shield(claiming)
-                        await self._drain(self._shutdown_timeout)
+                        await self._drain(timeout)
                     except asyncio.CancelledError:
                         # a claim on its way must not leave its leases behind
+                        timeout = 0.0
                         self.stop()
                         await asyncio.wait({claiming})
-                        await self._drain(0.0)
+                        await self._drain(timeout)
                         raise
-                    for keeper in (*keepers, *(runner for lane in self._lanes for runner in lane.runners)):
+                    for keeper in keepers:
                         keeper.cancel()
         finally:
             for lane in self._lanes:
                 for held in list(lane.held.values()):
                     lane.drop(held)
             self._tell(signals.worker_stopped, [{"worker_id": self.worker_id}])
-            await asyncio.gather(*(thread.close() for thread in threads))
+            told = self._telling.close(max(timeout, 1.0))
+            _, _, _, all_told = await asyncio.gather(*(thread.close() for thread in threads[:3]), told)
+            if not all_told:
+                logger.error("outbox stop: receivers of signals did not end in time, some were not told")
+        if self._broken is not None:
+            raise self._broken
 
     def stop(self) -> None:
         """Claim nothing more and return from ``run()`` when what runs has ended. Call it in the loop's thread."""
@@ -166,16 +174,17 @@ class Worker:
 
     # claiming
 
-    async def _claim_until_done(self, tasks: asyncio.TaskGroup) -> None:
+    async def _claim_until_done(self) -> None:
         """Claim whatever is due until told to stop or done."""
         with suppress(_Stopped):
-            await self._go_round(tasks)
+            await self._go_round()
 
-    async def _go_round(self, tasks: asyncio.TaskGroup) -> None:
+    async def _go_round(self) -> None:
         pause = FIRST_POLL
+        aliases = [lane.alias for lane in self._served]
         while not self._stopping.is_set():
             self._touch()
-            answers = [await self._claim(lane, tasks) for lane in self._served]
+            answers = [await self._claim(lane) for lane in self._served]
             asked = [claimed for claimed in answers if claimed is not None]
             found = any(claimed.claims for claimed in asked)
             more = any(claimed.more for claimed in asked)
@@ -183,12 +192,12 @@ class Worker:
                 pause = FIRST_POLL
             if len(asked) < len(answers):
                 # no room, or company that a lone message must not have: a settlement comes first
-                await self._wait(self._freed, pause if asked else self._poll_interval)
+                await self._wait(self._freed, pause)
                 self._freed.clear()
                 if self._left == 0 and not self._in_hand:
                     return
             elif not more:
-                due, _ = await self._ask(leases.next_due, publishers=[lane.alias for lane in self._served])
+                due = await self._ask(lambda: self._claiming(leases.next_due, publishers=aliases))
                 if not found and not self._in_hand and self._done(due):
                     return
                 # due and not claimed: somebody holds it, or it must wait for its turn
@@ -199,7 +208,7 @@ class Worker:
         """Say whether the work is done when the next row may be taken in ``due`` seconds."""
         return self._until != "stopped" and (due is None or (self._until == "idle" and due > 0))
 
-    async def _claim(self, lane: Lane, tasks: asyncio.TaskGroup) -> Claimed | None:
+    async def _claim(self, lane: Lane) -> Claimed | None:
         """Claim what the lane can hold; None when it is not the time to claim."""
         budget = MAX_BYTES_IN_HAND - sum(one.bytes_held for one in self._lanes)
         wanted = lane.room if self._left is None else min(lane.room, self._left)
@@ -207,12 +216,27 @@ class Worker:
         if not lane.hungry or not wanted or (budget <= 0 and lane.held) or self._settler.outage:
             return None
         await self._recover(lane)
-        terms = PROCESS.ask(time.monotonic())
+        claimed = await self._ask(lambda: self._take(lane, wanted, budget))
+        if claimed is None:
+            return None
+        while len(lane.runners) < min(lane.concurrency, lane.open):
+            runner = asyncio.create_task(self._deliver_forever(lane))
+            runner.add_done_callback(self._runner_ended)
+            lane.runners.append(runner)
+        if self._left is not None:
+            self._left -= len(claimed.claims)
+        self._tell_ended(claimed.ended)
+        return claimed
+
+    async def _take(self, lane: Lane, wanted: int, budget: int) -> Claimed | None:
+        """Ask the database for claims, on the process's terms, and take them in hand."""
+        asked = time.monotonic()
+        terms = PROCESS.ask(asked, patience=lane.settings.attempt_timeout + LEASE_MARGIN)
         if terms is None:
             return None
         claimed = Claimed([], False, False, [])
         try:
-            claimed, asked = await self._ask(
+            claimed = await self._claiming(
                 leases.claim,
                 publisher=lane.alias,
                 limit=wanted,
@@ -231,20 +255,17 @@ class Worker:
                 self._cancel(before)
             # the lease's end by our clock counts from before the question was sent: early, never late
             lane.take(Held(claim, asked + lane.settings.lease))
-        while len(lane.runners) < min(lane.concurrency, lane.open):
-            lane.runners.append(tasks.create_task(self._deliver_forever(lane)))
-        if self._left is not None:
-            self._left -= len(claimed.claims)
-        self._tell_ended(claimed.ended)
         return claimed
 
     async def _recover(self, lane: Lane) -> None:
         """Once in a while put rows whose lease ended back, whoever held them."""
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         if now - lane.recovered_at < RECOVER_EVERY:
             return
         lane.recovered_at = now
-        recovered, _ = await self._ask(leases.recover, publisher=lane.alias, limit=lane.capacity)
+        recovered = await self._ask(
+            lambda: self._claiming(leases.recover, publisher=lane.alias, limit=lane.capacity)
+        )
         if recovered.pending:
             logger.warning("outbox recover publisher=%s lost_leases=%s", lane.alias, recovered.pending)
         for ended in recovered.ended:
@@ -257,7 +278,7 @@ class Worker:
         """Deliver one message after another."""
         task = asyncio.current_task()
         assert task is not None
-        now = asyncio.get_running_loop().time
+        now = time.monotonic
         settings = lane.settings
         while True:
             held = await lane.waiting.get()
@@ -292,6 +313,11 @@ class Worker:
                     return
             if outcome is not None:
                 self._settle(lane, held, outcome, now() - began)
+
+    def _runner_ended(self, runner: asyncio.Task[None]) -> None:
+        if not runner.cancelled() and (error := runner.exception()) is not None:
+            self._broken = error
+            self.stop()
 
     def _cancel(self, held: Held) -> None:
         """Stop the delivery of a message that is closed."""
@@ -362,7 +388,7 @@ class Worker:
 
     async def _renew(self, share: float) -> None:
         """Renew leases of which less than ``share`` is left; one that was lost cancels its delivery."""
-        now = asyncio.get_running_loop().time
+        now = time.monotonic
         for lane in self._lanes:
             lease = lane.settings.lease
             asked = now()
@@ -384,7 +410,7 @@ class Worker:
         """Say once of every lane that has messages and no publisher here: nobody may be serving it."""
         reported: set[str] = set()
         while True:
-            found, _ = await self._ask(stats.lanes)
+            found = await self._ask(lambda: self._claiming(stats.lanes))
             for alias in set(found) - set(self._settings.publishers) - reported:
                 reported.add(alias)
                 logger.warning("outbox lane publisher=%r has messages but is not in PUBLISHERS", alias)
@@ -422,9 +448,23 @@ class Worker:
             self._hand_back(lane, held)
             self._cancel(held)
         await self._wait_while(lambda: self._in_hand, LAST_ANSWER)
+        runners = {runner for lane in self._lanes for runner in lane.runners}
+        for runner in runners:
+            runner.cancel()
+        if runners:
+            _, stuck = await asyncio.wait(runners, timeout=1.0)
+            if stuck:
+                logger.error("outbox stop: %s deliveries ignore their cancellation", len(stuck))
         self.unrecorded = sum(len(lane.held) for lane in self._lanes)
         if self.unrecorded:
             logger.error("outbox stop unrecorded=%s: their leases end by themselves", self.unrecorded)
+
+    async def _close(self, lane: Lane) -> None:
+        try:
+            async with asyncio.timeout(LAST_ANSWER):
+                await lane.publisher.close()
+        except TimeoutError:
+            logger.error("outbox stop publisher=%s: its close() does not end", lane.alias)
 
     def _open(self) -> list[tuple[Lane, Held]]:
         """Return what is in hand without an outcome."""
@@ -460,21 +500,19 @@ class Worker:
                     self._freed.clear()
                     await self._freed.wait()
 
-    async def _ask(self, function: Callable[..., T], **arguments: object) -> tuple[T, float]:
-        """Return the database's answer and when it was asked; one that is away is asked again until the stop."""
-        now = asyncio.get_running_loop().time
+    async def _ask(self, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the database's answer; one that is away is asked again until the stop."""
         while True:
             try:
                 if self._outage:
                     # what is in hand first: claimed again it would be sent again
                     await self._or_stopped(self._renew(1.0))
-                asked = now()
-                answer = await self._or_stopped(self._claiming(function, **arguments))
+                answer = await self._or_stopped(question())
             except Error as error:
                 pause = self._outage.failed(error)
             else:
                 self._outage.ended()
-                return answer, asked
+                return answer
             self._touch()
             if await self._wait(self._stopping, pause):
                 raise _Stopped

@@ -173,3 +173,18 @@ def test_only_a_few_suspects_are_in_hand_at_a_time() -> None:
     process.drop(held[0], 1.0)
     terms = terms_at(process, 1.0)
     assert terms.suspects == 1
+
+
+def test_hands_that_are_not_free_in_time_are_waited_for_later() -> None:
+    """Their database may be away: others of the process go on meanwhile, and the lone one has its turn later."""
+    process = Suspects()
+    terms = terms_at(process, 0.0)
+    process.answered(terms, [fake()], lone_met=False, now=0.0)
+    terms = terms_at(process, 1.0)
+    process.answered(terms, [], lone_met=True, now=1.0)
+    assert process.ask(10.0, patience=20.0) is None
+    terms = process.ask(22.0, patience=20.0)
+    assert terms is not None
+    assert terms.lone is Lone.SKIPPED
+    process.answered(terms, [], lone_met=False, now=22.0)
+    assert terms_at(process, 22.0 + (SHARE - 1) * 21.0).lone is Lone.REPORTED

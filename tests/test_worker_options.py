@@ -8,19 +8,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.models import F
 from django.db.models.functions import Now
 from django.dispatch import Signal
 
-from notification_outbox import conf, database, leases, signals
+from notification_outbox import Message, Publisher, conf, database, leases, signals
 from notification_outbox.database import DatabaseThread
 from notification_outbox.management.commands.run_outbox_worker import rare_collections
 from notification_outbox.models import OutboxMessage
@@ -28,7 +28,13 @@ from notification_outbox.worker import Worker
 from tests.processes import Outbox, wait_until
 from tests.receiver import Received
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "second"])
+
+
+def enqueue_elsewhere(outbox: Outbox) -> None:
+    """Enqueue in another thread, which keeps no connection."""
+    outbox.enqueue()
+    connection.close()
 
 
 def test_max_messages_are_delivered_and_no_more(outbox: Outbox) -> None:
@@ -80,15 +86,11 @@ def test_the_poll_interval_flag_overrides_the_setting(outbox: Outbox) -> None:
     outbox.configure(root={"POLL_INTERVAL": "1h"})
     worker = Worker(conf.get(), using="default", poll_interval=0.05)
 
-    def enqueue_later() -> None:
-        outbox.enqueue()
-        connection.close()
-
     async def scenario() -> None:
         running = asyncio.create_task(worker.run())
         # long enough for its pauses to have grown to the interval
         await asyncio.sleep(0.5)
-        await asyncio.to_thread(enqueue_later)
+        await asyncio.to_thread(enqueue_elsewhere, outbox)
         await asyncio.to_thread(outbox.receiver.wait_for, 1, 10)
         worker.stop()
         await running
@@ -239,10 +241,26 @@ def test_signals_tell_when_a_worker_starts_and_stops(outbox: Outbox) -> None:
     assert calls == [(signals.worker_started, carried), (signals.worker_stopped, carried)]
 
 
+def test_slow_receivers_are_told_everything_before_the_worker_leaves(outbox: Outbox) -> None:
+    """A stop waits for them as it does for deliveries."""
+
+    def wait(**carried: Any) -> None:
+        time.sleep(0.02)
+
+    signals.message_delivered.connect(wait)
+    try:
+        with listening(signals.message_delivered, signals.worker_stopped) as calls:
+            outbox.enqueue(100)
+            outbox.work()
+    finally:
+        signals.message_delivered.disconnect(wait)
+    assert [signal for signal, _ in calls] == [signals.message_delivered] * 100 + [signals.worker_stopped]
+
+
 def test_a_receiver_that_fails_or_hangs_stops_nothing(
-    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+    outbox: Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Signals are told, not obeyed: deliveries go on and the worker leaves."""
+    """Signals are told, not obeyed: deliveries go on and the worker leaves, saying what it did not tell."""
     hang = threading.Event()
 
     def fail(**carried: Any) -> None:
@@ -256,8 +274,9 @@ def test_a_receiver_that_fails_or_hangs_stops_nothing(
     try:
         outbox.enqueue(300)
         began = time.monotonic()
-        outbox.work()
+        outbox.work(shutdown_timeout=1)
         assert time.monotonic() - began < 30
+        assert "receivers of signals did not end in time" in caplog.text
     finally:
         hang.set()
         signals.message_delivered.disconnect(fail)
@@ -287,6 +306,65 @@ def test_the_reloader_starts_anew_when_the_code_changes_and_drains_first(
     # its child goes with it
     process.terminate()
     process.wait()
+
+
+class Stubborn(Publisher):
+    """A publisher that will not be stopped: it swallows its cancellation, or waits in a thread."""
+
+    async def publish(self, message: Message) -> None:
+        if message.destination == "thread":
+            await asyncio.to_thread(threading.Event().wait, 60)
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("way", ["swallow", "thread"])
+def test_a_publisher_that_will_not_be_stopped_cannot_keep_the_process(outbox: Outbox, way: str) -> None:
+    """Its message is handed back, and the worker leaves by 0 within a few seconds."""
+    outbox.raw = {
+        "PUBLISHERS": {"default": {"BACKEND": "tests.test_worker_options.Stubborn", "ATTEMPT_TIMEOUT": 50}}
+    }
+    outbox.configure_settings(**outbox.raw)
+    (receipt,) = outbox.enqueue(to=way)
+    process = outbox.start("--shutdown-timeout", "0.2")
+    wait_until(lambda: outbox.row(receipt).state == "in_flight", "the delivery")
+    process.terminate()
+    began = time.monotonic()
+    assert process.wait(30) == 0
+    assert time.monotonic() - began < 15
+    row = outbox.row(receipt)
+    assert (row.state, row.attempts) == ("pending", 0)
+
+
+def test_a_worker_of_several_databases_leaves_the_others_alone_while_one_is_away(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The company that a suspect must not have is not waited for without end."""
+    outbox.configure(ATTEMPT_TIMEOUT=0.2, LEASE=2.2)
+    away = threading.Event()
+    real = leases.claim
+
+    def claim(*arguments: Any, using: str, **named: Any) -> Any:
+        if using == "second" and away.is_set():
+            raise OperationalError("connection refused")
+        return real(*arguments, using=using, **named)
+
+    monkeypatch.setattr(leases, "claim", claim)
+    away.set()
+
+    async def scenario() -> None:
+        workers = [Worker(using=alias, poll_interval=0.05) for alias in ("second", "default")]
+        running = [asyncio.create_task(worker.run()) for worker in workers]
+        # some pauses of the one that is away
+        await asyncio.sleep(1.0)
+        await asyncio.to_thread(enqueue_elsewhere, outbox)
+        await asyncio.to_thread(outbox.receiver.wait_for, 1, 10)
+        for worker in workers:
+            worker.stop()
+        await asyncio.gather(*running)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.databases("postgresql")

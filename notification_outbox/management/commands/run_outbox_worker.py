@@ -27,6 +27,8 @@ from ..base import require_alias, require_tables
 
 LEFT_AT_ONCE = 3
 UNRECORDED = 4
+# seconds that a publisher's leftovers may take after the stop
+LINGER = 2.0
 # A worker's objects live as long as their delivery and few are cyclic garbage; Python's default of looking
 # through them at every 700th costs it a tenth of its time.
 GC_THRESHOLD = 20_000
@@ -148,14 +150,16 @@ class Command(BaseCommand):
                 for alias in dict.fromkeys(databases)
             ]
             with rare_collections():
-                asyncio.run(self._run(workers, options["max_runtime"], options["verbosity"]))
+                end = asyncio.run(self._run(workers, options["max_runtime"], options["verbosity"]))
+            end.cancel()
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
-        if unrecorded := sum(worker.unrecorded for worker in workers):
+        if code := _exit_code(workers):
+            unrecorded = sum(worker.unrecorded for worker in workers)
             self.stderr.write(f"{unrecorded} outcomes could not be recorded: these messages are sent again")
-            sys.exit(UNRECORDED)
+            sys.exit(code)
 
-    async def _run(self, workers: list[Worker], max_runtime: float | None, verbosity: int) -> None:
+    async def _run(self, workers: list[Worker], max_runtime: float | None, verbosity: int) -> threading.Timer:
         loop = asyncio.get_running_loop()
         signalled = False
 
@@ -184,6 +188,11 @@ class Command(BaseCommand):
                     f"outbox worker {worker.worker_id} serves {lanes} of database {worker.using}"
                 )
         await asyncio.gather(*(worker.run() for worker in workers))
+        # a publisher's task or thread that ignores the end must not keep the process
+        end = threading.Timer(LINGER, os._exit, [_exit_code(workers)])
+        end.daemon = True
+        end.start()
+        return end
 
 
 @contextmanager
@@ -210,6 +219,10 @@ def _stop_at_exit(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> 
             thread.join()
 
     atexit.register(drain)
+
+
+def _exit_code(workers: list[Worker]) -> int:
+    return UNRECORDED if any(worker.unrecorded for worker in workers) else 0
 
 
 def _number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], float]:
