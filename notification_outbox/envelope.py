@@ -33,6 +33,8 @@ from .exceptions import ConfigurationError, Tampered, UnknownKey
 
 VERSION = 1
 SALT_BYTES = 16
+# a seal's first bytes are those of no other
+SEAL_ID_BYTES = 1 + SALT_BYTES
 KEY_BYTES = 32
 NONCE_BYTES = 12
 HEAD = struct.Struct(">I")

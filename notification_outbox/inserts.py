@@ -1,9 +1,13 @@
 """How a prepared message becomes a row: the one statement of each database, and what a conflict means there.
 
 On PostgreSQL and SQLite ``INSERT … ON CONFLICT DO NOTHING RETURNING``, by hand because the ORM's way costs
-several times the CPU of the rest of ``enqueue()``. On the MySQL family a look, then a plain insert in a
-savepoint: its ``INSERT IGNORE`` stores truncated keys. Rows go in by the order of their ``dedup_id``, so that two
-callers with the same keys queue instead of embracing. No lock outlives the caller's transaction.
+several times the CPU of the rest of ``enqueue()``. On the MySQL family ``INSERT … ON DUPLICATE KEY UPDATE`` that
+changes nothing, between two looks. Rows go in by the order of the index of ``dedup_id``, so that two callers with
+the same keys queue instead of embracing. No lock outlives the caller's transaction.
+
+Why so on the MySQL family: an error of a plain insert takes back the rows before it, and who waits for one of
+those gets a lock on the gap it leaves; two of them then keep each other out of it (deadlock). It also leaves a
+shared lock, which two holders cannot both make exclusive. ``INSERT IGNORE`` stores truncated keys.
 """
 
 from __future__ import annotations
@@ -15,12 +19,12 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from django.db import IntegrityError, connections, transaction
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import DateTimeField, DurationField, Expression, Field, Value
-from django.db.models.functions import Greatest, Now
+from django.db.models import BinaryField, DateTimeField, DurationField, Expression, Field, Value
+from django.db.models.functions import Greatest, Now, Substr
 
-from .envelope import BOUND, Binding
+from .envelope import BOUND, SEAL_ID_BYTES, Binding
 from .exceptions import IdempotencyConflict, OutboxError
 from .lifecycle import QuarantineReason, State
 from .models import OutboxMessage
@@ -28,8 +32,6 @@ from .models import OutboxMessage
 CHUNK = 300
 # a MariaDB server takes 16 MB at once by default, and text of binary data is twice as long
 CHUNK_BYTES = 4 * 1024 * 1024
-
-Ids = dict[uuid.UUID, int]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -77,7 +79,8 @@ def store(rows: Sequence[NewRow], *, using: str) -> list[Stored]:
     for row in rows:
         same = wanted.setdefault(row.name, row)
         _compare(row, same.content_mac, same.binding.signing_scope_id, same.binding.ordering_key)
-    ordered = sorted(wanted.values(), key=lambda row: row.name)
+    place = _place_in_index(using)
+    ordered = sorted(wanted.values(), key=lambda row: place(row.name))
     stored: dict[uuid.UUID, Stored] = {}
     for chunk in _chunks(ordered):
         stored |= _store_chunk(chunk, using)
@@ -100,32 +103,59 @@ def _chunks(rows: Sequence[NewRow]) -> Iterator[Sequence[NewRow]]:
         yield chunk
 
 
+def _place_in_index(using: str) -> Callable[[uuid.UUID], bytes]:
+    """Return the key that sorts names as the unique index does: locks on its gaps must be asked for in its order."""
+    connection = connections[using]
+    if connection.vendor == "mysql" and connection.features.has_native_uuid_field:
+        # MariaDB's type compares a version 4 from its last group to its first
+        return lambda name: b"".join(bytes.fromhex(group) for group in reversed(str(name).split("-")))
+    return lambda name: name.bytes
+
+
 def _store_chunk(rows: Sequence[NewRow], using: str) -> dict[uuid.UUID, Stored]:
-    one_statement = connections[using].features.supports_update_conflicts_with_target
-    insert = _insert_on_conflict if one_statement else _insert_in_savepoint
-    stored: dict[uuid.UUID, Stored] = {}
+    tells = connections[using].features.supports_update_conflicts_with_target
+    # elsewhere the insert locks what it meets: what is committed is met before, without a lock
+    stored = {} if tells else _find(rows, using)
     for _try in range(3):
-        ids = insert([row for row in rows if row.name not in stored], using)
-        stored |= {row.name: Stored(ids[row.name], row.state, True) for row in rows if row.name in ids}
-        if len(stored) < len(rows):
-            stored |= _find([row for row in rows if row.name not in stored], using, current=not one_statement)
+        if missing := [row for row in rows if row.name not in stored]:
+            stored |= _insert(missing, using)
+        if missing := [row for row in rows if row.name not in stored]:
+            stored |= _find(missing, using) if tells else _find_inserted(missing, using)
         if len(stored) == len(rows):
             return stored
         # purged between the conflict and the look: the key is free again
     raise OutboxError("the same key was taken and purged again and again; repeat the transaction")
 
 
-def _find(rows: Sequence[NewRow], using: str, *, current: bool) -> dict[uuid.UUID, Stored]:
-    """Return those of the rows that are there. ``current``: what is committed now, whatever the snapshot says."""
+def _find(rows: Sequence[NewRow], using: str, *, locked: bool = False) -> dict[uuid.UUID, Stored]:
+    """Return those of the rows that are there, made by us or not. ``locked``: see what the snapshot hides."""
     there = OutboxMessage.objects.using(using).filter(dedup_id__in=[row.name for row in rows])
-    there = there.only("id", "state", "dedup_id", "content_mac", "signing_scope_id", "ordering_key")
-    found = {row.dedup_id: row for row in there}
-    if current and len(found) < len(rows):
-        found |= {row.dedup_id: row for row in there.order_by("dedup_id").select_for_update()}
+    if locked:
+        there = there.select_for_update()
+    seal_id = Substr("sealed", 1, SEAL_ID_BYTES, output_field=BinaryField())
+    found = {
+        name: (bytes(mac), scope, ordering_key, row_id, State(state), seal and bytes(seal))
+        for name, mac, scope, ordering_key, row_id, state, seal in there.values_list(
+            "dedup_id", "content_mac", "signing_scope_id", "ordering_key", "id", "state", seal_id
+        )
+    }
+    stored: dict[uuid.UUID, Stored] = {}
     for row in rows:
-        if same := found.get(row.name):
-            _compare(row, bytes(same.content_mac), same.signing_scope_id, same.ordering_key)
-    return {name: Stored(row.id, State(row.state), False) for name, row in found.items()}
+        if row.name in found:
+            mac, scope, ordering_key, row_id, state, seal = found[row.name]
+            _compare(row, mac, scope, ordering_key)
+            stored[row.name] = Stored(row_id, state, created=seal == row.sealed[:SEAL_ID_BYTES])
+    return stored
+
+
+def _find_inserted(rows: Sequence[NewRow], using: str) -> dict[uuid.UUID, Stored]:
+    """Return what an insert that says nothing made or met."""
+    stored = _find(rows, using)
+    for row in rows:
+        if row.name not in stored:
+            # committed after our snapshot; one by one, as many would scan and lock the whole of a small table
+            stored |= _find([row], using, locked=True)
+    return stored
 
 
 def _compare(row: NewRow, content_mac: bytes, signing_scope_id: str | None, ordering_key: str) -> None:
@@ -189,40 +219,15 @@ class _Kind(NamedTuple):
         return times | {"settled_at": now} if self.dead else times
 
 
-def _insert_in_savepoint(rows: Sequence[NewRow], using: str) -> Ids:
-    """Insert where a conflict is an error (MySQL family)."""
-    there = _find(rows, using, current=False)
-    instances = []
-    for row in rows:
-        if row.name not in there:
-            values = {"due": row.due, "later": row.later, "give_up_after": row.give_up_after}
-            kind = _Kind.of(row)
-            times = kind.times(lambda name, field, values=values: Value(values[name], output_field=field))  # type: ignore[misc]
-            instances.append(OutboxMessage(**(_columns(row) | kind.fixed() | times)))
-    if not instances:
-        return {}
-    objects = OutboxMessage.objects.using(using)
-    try:
-        with transaction.atomic(using=using):
-            objects.bulk_create(instances)
-            # only MariaDB says which ids it gave
-            names = [instance.dedup_id for instance in instances]
-            return dict(objects.filter(dedup_id__in=names).values_list("dedup_id", "id"))
-    except IntegrityError:
-        if len(rows) == 1:
-            return {}
-    return {name: row_id for row in rows for name, row_id in _insert_in_savepoint([row], using).items()}
-
-
-def _insert_on_conflict(rows: Sequence[NewRow], using: str) -> Ids:
-    """Insert in one statement (PostgreSQL, SQLite); rows whose key is taken are skipped."""
+def _insert(rows: Sequence[NewRow], using: str) -> dict[uuid.UUID, Stored]:
+    """Insert in one statement; rows whose key is taken are skipped. The MySQL family does not say which."""
     connection = connections[using]
     before, after = _frame(using, connection.vendor)
     tuples: list[str] = []
     parameters: list[Any] = []
     with connection.cursor() as cursor:
         # psycopg parses a statement's placeholders anew when it is long: its own short rows cost a quarter less
-        mogrify = getattr(cursor, "mogrify", None) if len(rows) > 1 else None
+        mogrify = cursor.mogrify if connection.vendor == "postgresql" and len(rows) > 1 else None
         for row in rows:
             template = _template(using, connection.vendor, _Kind.of(row))
             values = _columns(row)
@@ -237,8 +242,9 @@ def _insert_on_conflict(rows: Sequence[NewRow], using: str) -> Ids:
             else:
                 tuples.append(mogrify(template.sql, prepared))
         cursor.execute(f"{before}{', '.join(tuples)}{after}", parameters or None)
-        inserted = cursor.fetchall()
-    return {name if isinstance(name, uuid.UUID) else uuid.UUID(name): row_id for row_id, name in inserted}
+        inserted = cursor.fetchall() if connection.vendor != "mysql" else ()
+    ids = {name if isinstance(name, uuid.UUID) else uuid.UUID(name): row_id for row_id, name in inserted}
+    return {row.name: Stored(ids[row.name], row.state, True) for row in rows if row.name in ids}
 
 
 class _Template(NamedTuple):
@@ -268,12 +274,14 @@ def _fields() -> list[Field[Any, Any]]:
 @lru_cache(maxsize=16)
 def _frame(using: str, _vendor: str) -> tuple[str, str]:
     """Return what stands before and after the rows of VALUES."""
-    quote = connections[using].ops.quote_name
+    connection = connections[using]
+    quote = connection.ops.quote_name
     names = ", ".join(quote(str(field.column)) for field in _fields())
-    return (
-        f"INSERT INTO {quote(OutboxMessage._meta.db_table)} ({names}) VALUES ",
-        f" ON CONFLICT ({quote('dedup_id')}) DO NOTHING RETURNING {quote('id')}, {quote('dedup_id')}",
-    )
+    before = f"INSERT INTO {quote(OutboxMessage._meta.db_table)} ({names}) VALUES "
+    dedup_id = quote("dedup_id")
+    if connection.vendor == "mysql":
+        return before, f" ON DUPLICATE KEY UPDATE {dedup_id} = {dedup_id}"
+    return before, f" ON CONFLICT ({dedup_id}) DO NOTHING RETURNING {quote('id')}, {dedup_id}"
 
 
 @lru_cache(maxsize=64)

@@ -7,14 +7,16 @@ second caller begins after the first has ended, which ``test_enqueue`` covers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 
-from notification_outbox import Draft, IdempotencyConflict, Receipt, enqueue, enqueue_many
+from notification_outbox import Draft, IdempotencyConflict, Receipt, enqueue, enqueue_many, inserts
+from notification_outbox.inserts import NewRow, Stored
 from notification_outbox.models import OutboxMessage
 from tests.processes import wait_until
 
@@ -38,22 +40,31 @@ def elsewhere() -> Iterator[Callable[..., Future[Any]]]:
 
 
 def wait_for_the_second() -> None:
+    wait_for_waiting(1)
+
+
+def wait_for_waiting(callers: int) -> None:
     # MariaDB shows the same picture again when asked within a tenth of a second
-    wait_until(waiting_for_a_lock, "the second to wait for a lock", poll=0.15)
+    wait_until(lambda: waiting_for_a_lock() >= callers, f"{callers} to wait for a lock", poll=0.15)
 
 
-def waiting_for_a_lock() -> bool:
+def waiting_for_a_lock() -> int:
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
         else:
             cursor.execute("SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
-        return bool(cursor.fetchone()[0])
+        return int(cursor.fetchone()[0])
 
 
 @transaction.atomic
 def put(payload: Any = None, key: str = "k") -> Receipt:
     return enqueue("t", payload or {}, to=URL, idempotency_key=key)
+
+
+def fresh(count: int) -> list[str]:
+    """Return new keys: of used ones InnoDB finds the deleted entries, and locks those and their neighbours."""
+    return [uuid.uuid4().hex for _ in range(count)]
 
 
 def test_the_second_of_two_waits_and_then_sees_the_first(elsewhere: Callable[..., Future[Any]]) -> None:
@@ -95,20 +106,85 @@ def test_when_the_first_rolls_back_the_second_inserts(elsewhere: Callable[..., F
 def test_crossed_keys_of_many_never_deadlock(elsewhere: Callable[..., Future[Any]]) -> None:
     """a,b against b,a: rows go in by their own order, so callers queue."""
     barrier = threading.Barrier(4)
+    rounds = [fresh(20) for _ in range(10)]
 
     def many(order: int) -> list[Receipt]:
         barrier.wait(20)
         made: list[Receipt] = []
-        for round_ in range(10):
-            keys = [f"{round_}-{n}" for n in range(20)][::order]
+        for keys in rounds:
             with transaction.atomic():
-                made += enqueue_many([Draft("t", {}, to=URL, idempotency_key=key) for key in keys])
+                made += enqueue_many([Draft("t", {}, to=URL, idempotency_key=key) for key in keys[::order]])
         return made
 
     done = [elsewhere(lambda order=order: many(order)) for order in (1, -1, 1, -1)]
     receipts = [receipt for one in done for receipt in one.result(100)]
     assert OutboxMessage.objects.count() == 200
     assert sum(receipt.created for receipt in receipts) == 200
+
+
+def by_index(count: int) -> list[Draft]:
+    """Return drafts in the order in which rows go in."""
+    drafts = [Draft("t", {}, to=URL, idempotency_key=key) for key in fresh(count)]
+    with transaction.atomic():
+        enqueue_many(drafts)
+        keys = list(OutboxMessage.objects.order_by("dedup_id").values_list("idempotency_key", flat=True))
+        transaction.set_rollback(True)
+    return sorted(drafts, key=lambda draft: keys.index(str(draft.idempotency_key)))
+
+
+@transaction.atomic
+def put_many(drafts: list[Draft]) -> list[bool]:
+    return [receipt.created for receipt in enqueue_many(drafts)]
+
+
+def test_a_conflict_takes_back_no_row_that_others_wait_for(elsewhere: Callable[..., Future[Any]]) -> None:
+    """Of many, the rows before one that was taken stay; on MariaDB who waits for a row taken back would deadlock."""
+    low, high = by_index(2)
+    with transaction.atomic():
+        enqueue_many([high])
+        both = elsewhere(lambda: put_many([low, high]))
+        wait_for_waiting(1)
+        others = [elsewhere(lambda: put_many([low])) for _ in range(3)]
+        wait_for_waiting(4)
+    assert both.result(20) == [True, False]
+    assert [other.result(20) for other in others] == [[False]] * 3
+
+
+def test_rows_go_in_by_the_order_of_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MariaDB compares UUIDs by their last group first; in another order its gap locks cross."""
+    asked: list[uuid.UUID] = []
+    insert = inserts._insert
+
+    def watched(rows: Sequence[NewRow], using: str) -> dict[uuid.UUID, Stored]:
+        asked.extend(row.name for row in rows)
+        return insert(rows, using)
+
+    monkeypatch.setattr(inserts, "_insert", watched)
+    put_many([Draft("t", {}, to=URL) for _ in range(inserts.CHUNK + 50)])
+    assert asked == list(OutboxMessage.objects.order_by("dedup_id").values_list("dedup_id", flat=True))
+
+
+def test_when_the_first_rolls_back_repeating_helps_whoever_waited(
+    elsewhere: Callable[..., Future[Any]],
+) -> None:
+    """On MariaDB several waiters may deadlock then: the error says "repeat", and one row comes of it all."""
+
+    def patient() -> Receipt:
+        while True:
+            try:
+                return put()
+            except OperationalError as error:
+                if connection.vendor != "mysql" or error.args[0] != 1213:
+                    raise
+
+    with transaction.atomic():
+        put()
+        others = [elsewhere(patient) for _ in range(4)]
+        wait_for_waiting(4)
+        transaction.set_rollback(True)
+    receipts = [other.result(20) for other in others]
+    assert sum(receipt.created for receipt in receipts) == 1
+    assert {receipt.id for receipt in receipts} == {OutboxMessage.objects.get().id}
 
 
 @pytest.mark.databases("postgresql")
