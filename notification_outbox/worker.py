@@ -33,6 +33,7 @@ from .leases import Claimed, Ended, Settlement
 from .lifecycle import Outcome, State, Verdict
 from .settling import Settler
 from .suspects import PROCESS
+from .tally import Tally
 
 logger = logging.getLogger("notification_outbox")
 
@@ -112,6 +113,7 @@ class Worker:
         self._served = [] if self._settings.deliver == frozenset() else lanes
         self._left = self._max_messages
         self._outage = Outage("claim")
+        self._tally = Tally()
         self.unrecorded = 0
 
     async def run(self) -> None:
@@ -221,6 +223,7 @@ class Worker:
                 lease=lane.settings.lease,
                 suspects=terms.suspects,
                 lone=terms.lone,
+                tally=self._tally,
             )
         finally:
             PROCESS.answered(terms, claimed.claims, lone_met=claimed.lone_met, now=time.monotonic())
@@ -244,7 +247,9 @@ class Worker:
         if now - lane.recovered_at < RECOVER_EVERY:
             return
         lane.recovered_at = now
-        recovered, _ = await self._ask(leases.recover, publisher=lane.alias, limit=lane.capacity)
+        recovered, _ = await self._ask(
+            leases.recover, publisher=lane.alias, limit=lane.capacity, tally=self._tally
+        )
         if recovered.pending:
             logger.warning("outbox recover publisher=%s lost_leases=%s", lane.alias, recovered.pending)
         for ended in recovered.ended:
