@@ -44,7 +44,8 @@ MAY_IMPORT = {
     "outbox": "conf drafts envelope exceptions inserts lifecycle models payloads publishers",
     "delivery": "drafts envelope exceptions lifecycle payloads publishers",
     # services
-    "stats": "lifecycle models",
+    "stats": "leases lifecycle models",
+    "health": "lifecycle stats",
     "operations": "conf envelope exceptions leases models stats tally",
     "doctor": "conf models stats",
     # loop
