@@ -7,7 +7,7 @@ the code, so sentences speak of messages and lanes, and advice names the command
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -39,14 +39,14 @@ class Sign(NamedTuple):
     advice: str
 
 
-def judge(numbers: Numbers, *, publishers: Container[str], keys: Container[str]) -> list[Sign]:
+def judge(numbers: Numbers, *, publishers: Container[str], is_known: Callable[[str], bool]) -> list[Sign]:
     """Return what the numbers say, the worst first and at least one, in the current language.
 
-    ``publishers`` are the aliases, ``keys`` the key ids that this process's settings know.
+    ``publishers`` are the aliases of this process's settings; ``is_known`` says whether they have a key id.
     """
     signs = [
         *_unserved(numbers, publishers),
-        *_unreadable(numbers, keys),
+        *_unreadable(numbers, is_known),
         *(sign for lane in numbers.lanes if lane.name in publishers for sign in _late(lane)),
         *_poisoned(numbers),
         *_given_up(numbers),
@@ -81,9 +81,9 @@ def _unserved(numbers: Numbers, publishers: Container[str]) -> Iterator[Sign]:
             )
 
 
-def _unreadable(numbers: Numbers, keys: Container[str]) -> Iterator[Sign]:
+def _unreadable(numbers: Numbers, is_known: Callable[[str], bool]) -> Iterator[Sign]:
     for key, count in numbers.keys.items():
-        if key not in keys:
+        if not is_known(key):
             yield Sign(
                 Light.RED,
                 _("Messages (%(count)s) are sealed under the key “%(key)s”, which is not configured here.")

@@ -22,6 +22,7 @@ from django.utils.formats import number_format
 from .leases import StateLiteral
 from .lifecycle import QuarantineReason, State
 from .models import OutboxMessage, OutboxStat
+from .tally import quarter
 
 # of one kind no more rows are counted than this and one: "more than 10,000" is all that an operator needs
 CAP = 10_000
@@ -177,14 +178,10 @@ class Day(NamedTuple):
 
     def quarters(self) -> tuple[Quarter, ...]:
         """Return the last 96 quarters of an hour, oldest first; the last one is not over."""
-        last = self.now - timedelta(
-            minutes=self.now.minute % 15, seconds=self.now.second, microseconds=self.now.microsecond
-        )
-        starts = [last - QUARTER * back for back in reversed(range(DAY // QUARTER))]
+        starts = [quarter(self.now) - QUARTER * back for back in reversed(range(DAY // QUARTER))]
         sums = {start: Counter[str]() for start in starts}
         for minute, _, outcome, n in self.counts:
-            start = minute - timedelta(minutes=minute.minute % 15)
-            if start in sums:
+            if (start := quarter(minute)) in sums:
                 sums[start][outcome if outcome in (DELIVERED, RETRY) else "dead"] += n
         return tuple(
             Quarter(start, sums[start][DELIVERED], sums[start][RETRY], sums[start]["dead"])

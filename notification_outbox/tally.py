@@ -24,7 +24,6 @@ from .transactions import delete, lock, short_transaction
 
 # single minutes are of interest for so long; after that a row for each quarter of an hour is enough
 FOLD_AFTER = timedelta(hours=1)
-QUARTER = timedelta(minutes=15)
 KEPT = timedelta(days=7)
 
 Counted = Callable[[Iterable[tuple[str, str]], datetime], None]
@@ -115,15 +114,16 @@ def _fold(limit: int, using: str) -> int:
         counts = {
             (row.minute, row.lane, row.outcome, row.worker): row.n
             for row in OutboxStat.objects.using(using).filter(
-                worker="", minute__gte=_quarter(rows[0].minute), minute__lte=rows[-1].minute
+                worker="", minute__gte=quarter(rows[0].minute), minute__lte=rows[-1].minute
             )
         }
         for row in rows:
-            key = (_quarter(row.minute), row.lane, row.outcome, "")
+            key = (quarter(row.minute), row.lane, row.outcome, "")
             counts[key] = counts.get(key, 0) + row.n
         _write(counts, using)
         return _delete(rows, using)
 
 
-def _quarter(minute: datetime) -> datetime:
-    return minute - timedelta(minutes=minute.minute % (QUARTER.seconds // 60))
+def quarter(moment: datetime) -> datetime:
+    """Return when the quarter of an hour began."""
+    return moment.replace(minute=moment.minute // 15 * 15, second=0, microsecond=0)

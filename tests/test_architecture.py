@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "outbox": "conf drafts envelope exceptions inserts lifecycle models payloads publishers",
     "delivery": "drafts envelope exceptions lifecycle payloads publishers",
     # services
-    "stats": "leases lifecycle models",
+    "stats": "leases lifecycle models tally",
     "health": "lifecycle stats",
     "operations": "conf envelope exceptions leases models stats tally",
     "doctor": "conf models stats",
@@ -59,6 +59,7 @@ MAY_IMPORT = {
     # doors
     "checks": "conf drafts exceptions publishers reading",
     "apps": "checks",
+    "admin": "conf health models stats",
     "management": "conf doctor exceptions models operations reading worker",
 }
 GROUND = (
