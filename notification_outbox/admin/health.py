@@ -109,13 +109,13 @@ def _plot(quarters: Sequence[Quarter]) -> Plot:
                 parts.append((series, str(place * WIDTH // len(quarters)), f"{ground:.1f}", f"{height:.1f}"))
         bars.append(Bar(quarter, parts))
     sums = {series: _number(sum(getattr(quarter, series) for quarter in quarters)) for series in SERIES}
-    return Plot(bars, _number(top), number_format(top / 2, force_grouping=True), sums)
+    return Plot(bars, _number(top), _number(top // 2), sums)
 
 
 def _round_up(most: int) -> int:
-    """Return the round number that an axis for so many ends at: 1, 2 or 5 and zeros, at least 2."""
+    """Return the round and even number that an axis for so many ends at, at least 2."""
     magnitude = int("1" + "0" * (len(str(most)) - 1))
-    return max(2, next(step * magnitude for step in (1, 2, 5, 10) if step * magnitude >= most))
+    return max(2, next(step * magnitude for step in (1, 2, 4, 6, 8, 10) if step * magnitude >= most))
 
 
 def _number(count: int) -> str:
