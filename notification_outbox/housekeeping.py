@@ -1,4 +1,4 @@
-"""Housekeeping: deletes or erases what retention no longer keeps, beside the deliveries and never in their way.
+"""Housekeeping: deletes or erases what is kept no longer, beside the deliveries and never in their way.
 
 Works in small locked chunks with a pause between them, in a thread of its own. Whatever goes wrong here is said
 once and tried again at the next round: a failing purge never stops or delays a delivery.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from django.db import Error
 
-from . import leases
+from . import leases, tally
 from .conf import Retention
 from .database import DatabaseThread
 
@@ -28,9 +28,10 @@ async def keep_house(database: DatabaseThread, retention: Retention) -> None:
     failing = False
     while True:
         try:
-            deleted = await _drain(database, leases.purge, retention)
-            deleted += await _drain(database, leases.purge_attempts, retention)
-            expunged = await _drain(database, leases.expunge_delivered, retention)
+            deleted = await _drain(database, leases.purge, retention=retention)
+            deleted += await _drain(database, leases.purge_attempts, retention=retention)
+            expunged = await _drain(database, leases.expunge_delivered, retention=retention)
+            await _drain(database, tally.tidy)
         except Error as error:
             if not failing:
                 logger.error("outbox purge failed error=%s: it is tried again", type(error).__name__)
@@ -42,9 +43,9 @@ async def keep_house(database: DatabaseThread, retention: Retention) -> None:
         await asyncio.sleep(EVERY)
 
 
-async def _drain(database: DatabaseThread, purge: Callable[..., int], retention: Retention) -> int:
+async def _drain(database: DatabaseThread, purge: Callable[..., int], **arguments: object) -> int:
     total = 0
-    while done := await database(purge, retention=retention, limit=CHUNK):
+    while done := await database(purge, limit=CHUNK, **arguments):
         total += done
         await asyncio.sleep(BREATH)
     return total

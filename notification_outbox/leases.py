@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from django.db import connections, transaction
 from django.db.models import (
     BooleanField,
     Case,
@@ -52,8 +50,8 @@ from .lifecycle import (
     patience,
 )
 from .models import DeliveryAttempt, OutboxMessage
-
-M = TypeVar("M", OutboxMessage, DeliveryAttempt)
+from .tally import Counted, Tally
+from .transactions import delete, lock, short_transaction
 
 LAPSE_SPREAD = timedelta(milliseconds=50)
 MAX_ERROR = 128
@@ -126,18 +124,6 @@ class Claimed(NamedTuple):
     ended: list[Ended]
 
 
-@contextmanager
-def short_transaction(using: str) -> Iterator[None]:
-    """A transaction at READ COMMITTED whatever the project's default; inside an open one it is left alone."""
-    connection = connections[using]
-    outermost = not connection.in_atomic_block
-    with transaction.atomic(using=using):
-        if outermost and connection.vendor in ("postgresql", "mysql"):
-            with connection.cursor() as cursor:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        yield
-
-
 def _rows(using: str) -> QuerySet[OutboxMessage]:
     return OutboxMessage.objects.using(using)
 
@@ -146,17 +132,9 @@ def _among(ids: Iterable[int], using: str) -> QuerySet[OutboxMessage]:
     return _rows(using).filter(Among(F("id"), ids))
 
 
-def _lock(rows: QuerySet[M], *, skip_locked: bool = False) -> QuerySet[M]:
-    features = connections[rows.db].features
-    return rows.select_for_update(
-        skip_locked=skip_locked and features.has_select_for_update_skip_locked,
-        no_key=features.has_select_for_no_key_update,
-    )
-
-
 def _locked(ids: Iterable[int], using: str) -> QuerySet[OutboxMessage]:
     """Return the rows to lock in id order. Add no condition: MariaDB would lock by the index that serves it."""
-    return _lock(_among(ids, using).order_by("id"))
+    return lock(_among(ids, using).order_by("id"))
 
 
 def _lock_those(
@@ -181,16 +159,18 @@ def claim(
     lease: float,
     suspects: int = TOGETHER,
     lone: Lone = Lone.TAKEN,
+    tally: Tally | None = None,
     using: str,
 ) -> Claimed:
     """Lease up to ``limit`` due rows of one lane, oldest due first, under a fresh token.
 
     Stops before sealed bytes exceed ``budget``, but takes one row if there is one. ``lease`` is in seconds. Of
     rows that lost a lease it takes at most ``suspects``, of those that may only be claimed alone what ``lone``
-    says. Overdue rows met on the way are expired. Never waits: what others hold locked is left to them.
+    says. Overdue rows met on the way are expired, and counted in ``tally`` (default: in rows of their own).
+    Never waits: what others hold locked is left to them.
     """
     token = uuid.uuid4()
-    with short_transaction(using):
+    with (tally or Tally()).transaction(using) as count:
         due = _rows(using).filter(
             publisher=publisher, state=StateLiteral(State.PENDING), available_at__lte=Now()
         )
@@ -198,7 +178,7 @@ def claim(
             # a scan must not fill up with rows that it would leave
             due = due.filter(lost_leases__lt=LONE_AT if suspects else 1)
         scanned = list(
-            _lock(due.order_by("available_at", "id"), skip_locked=True)
+            lock(due.order_by("available_at", "id"), skip_locked=True)
             .annotate(
                 size=Length("sealed"),
                 overdue=ExpressionWrapper(Q(retry_until__lte=Now()), output_field=BooleanField()),
@@ -225,7 +205,7 @@ def claim(
                     break
                 taken.append(row_id)
                 suspects -= lost_leases
-        ended = _expire(overdue, using)
+        ended = _expire(overdue, publisher, count, using)
         if not taken:
             return Claimed([], more, lone_met, ended)
         _among(taken, using).update(
@@ -267,7 +247,7 @@ def _claim(
     )
 
 
-def _expire(ids: Sequence[int], using: str) -> list[Ended]:
+def _expire(ids: Sequence[int], publisher: str, count: Counted, using: str) -> list[Ended]:
     """Settle rows whose time ran out. One that waited for a key it never got is not simply late."""
     if not ids:
         return []
@@ -277,12 +257,20 @@ def _expire(ids: Sequence[int], using: str) -> list[Ended]:
         state=State.QUARANTINED.value, quarantine_reason=QuarantineReason.UNREADABLE.value, **settled
     )
     late.filter(state=State.PENDING.value).update(state=State.EXPIRED.value, **settled)
-    return _ended(ids, using)
+    return _ended(ids, publisher, count, using)
 
 
-def _ended(ids: Sequence[int], using: str) -> list[Ended]:
-    rows = _among(ids, using).values_list("id", "dedup_id", "state")
-    return [Ended(row_id, message_id(dedup_id), State(state)) for row_id, dedup_id, state in rows]
+def _ended(ids: Sequence[int], publisher: str, count: Counted, using: str) -> list[Ended]:
+    """Count what a scan ended, by its reason if it has one; return who it is."""
+    ended = []
+    for row_id, dedup_id, state, reason, now in (
+        _among(ids, using)
+        .annotate(now=Now())
+        .values_list("id", "dedup_id", "state", "quarantine_reason", "now")
+    ):
+        ended.append(Ended(row_id, message_id(dedup_id), State(state)))
+        count([(publisher, reason or state)], now)
+    return ended
 
 
 class Recovered(NamedTuple):
@@ -292,14 +280,15 @@ class Recovered(NamedTuple):
     ended: list[Ended]
 
 
-def recover(publisher: str, *, limit: int, using: str) -> Recovered:
+def recover(publisher: str, *, limit: int, tally: Tally | None = None, using: str) -> Recovered:
     """Put up to ``limit`` rows whose lease ended back to pending, spread out.
 
     One that was already claimed alone and lost its lease again is quarantined: it is what ends its workers.
+    ``tally`` as for ``claim``.
     """
-    with short_transaction(using):
+    with (tally or Tally()).transaction(using) as count:
         lapsed = list(
-            _lock(
+            lock(
                 _rows(using)
                 .filter(publisher=publisher, state=StateLiteral(State.IN_FLIGHT), available_at__lte=Now())
                 .order_by("available_at", "id"),
@@ -319,7 +308,7 @@ def recover(publisher: str, *, limit: int, using: str) -> Recovered:
                 settled_at=Now(),
                 **lost,
             )
-        return Recovered(len(waiting), _ended(deadly, using) if deadly else [])
+        return Recovered(len(waiting), _ended(deadly, publisher, count, using) if deadly else [])
 
 
 def renew(claims: Sequence[Claim], *, lease: float, using: str) -> set[int]:
@@ -338,22 +327,23 @@ def release(claims: Iterable[Claim], *, using: str) -> list[Settlement]:
     return settle([Settlement(claim, handed_back) for claim in claims], using=using)
 
 
-def settle(settlements: Sequence[Settlement], *, using: str) -> list[Settlement]:
+def settle(settlements: Sequence[Settlement], *, tally: Tally | None = None, using: str) -> list[Settlement]:
     """Record what came of claimed rows; return the settlements that changed nothing.
 
     Only the holder of the lease may fail, release or quarantine a row. A success is a fact: it may land after
     the lease was lost, on whatever state but delivered, as long as the row is the same message (``dedup_id``;
     ids repeat after a restore). Attempts are remembered either way, those that decided nothing as stale.
+    What changed something is counted in ``tally`` (default: in rows of its own), but for releases.
     """
     lost: list[Settlement] = []
     groups: defaultdict[tuple[Any, ...], list[Settlement]] = defaultdict(list)
-    with short_transaction(using):
-        locked = _locked((settlement.claim.id for settlement in settlements), using)
-        rows = {row_id: rest for row_id, *rest in locked.values_list("id", "state", "lease_token")}
+    with (tally or Tally()).transaction(using) as count:
+        locked = _locked((settlement.claim.id for settlement in settlements), using).annotate(now=Now())
+        rows = {row[0]: row for row in locked.values_list("id", "state", "lease_token", "now")}
         theirs = {
             claim.id: claim.binding.dedup_id
             for claim, *_ in settlements
-            if rows.get(claim.id) != [State.IN_FLIGHT.value, claim.token]
+            if rows.get(claim.id, ())[1:3] != (State.IN_FLIGHT.value, claim.token)
         }
         same = set()
         if theirs:
@@ -381,6 +371,14 @@ def settle(settlements: Sequence[Settlement], *, using: str) -> list[Settlement]
             _write(group, using)
         known = [settlement for settlement in settlements if settlement.claim.id in rows]
         _remember(known, {settlement.claim.id for settlement in lost}, using)
+        counted = [
+            (claim.binding.publisher, outcome.reason or outcome.verdict)
+            for group in groups.values()
+            for claim, outcome, *_ in group
+            if outcome.verdict is not Verdict.RELEASED
+        ]
+        if counted:
+            count(counted, next(iter(rows.values()))[3])
     return lost
 
 
@@ -562,31 +560,22 @@ def purge(*, retention: Retention, limit: int, using: str) -> int:
     for old in _purgeable(retention, using):
         with short_transaction(using):
             ids = list(
-                _lock(old.order_by("retry_until"), skip_locked=True).values_list("id", flat=True)[:limit]
+                lock(old.order_by("retry_until"), skip_locked=True).values_list("id", flat=True)[:limit]
             )
             if ids:
-                _delete(DeliveryAttempt.objects.using(using), "message_id", ids)
-                _delete(_rows(using), "id", ids)
+                delete(DeliveryAttempt.objects.using(using), "message_id", ids)
+                delete(_rows(using), "id", ids)
                 return len(ids)
     return 0
-
-
-def _delete(rows: QuerySet[Any], column: str, ids: Sequence[int]) -> None:
-    if connections[rows.db].vendor != "mysql":
-        rows.filter(**{f"{column}__in": ids}).delete()
-        return
-    # for many ids MariaDB may walk a small table, and then its DELETE waits for every lock it meets
-    for row_id in ids:
-        rows.filter(**{column: row_id}).delete()
 
 
 def purge_attempts(*, retention: Retention, limit: int, using: str) -> int:
     """Delete up to ``limit`` attempts older than they are kept; return how many."""
     with short_transaction(using):
-        old = _lock(_old_attempts(retention, using).order_by("started_at"), skip_locked=True)
+        old = lock(_old_attempts(retention, using).order_by("started_at"), skip_locked=True)
         ids = list(old.values_list("id", flat=True)[:limit])
         if ids:
-            _delete(DeliveryAttempt.objects.using(using), "id", ids)
+            delete(DeliveryAttempt.objects.using(using), "id", ids)
     return len(ids)
 
 
@@ -599,7 +588,7 @@ def expunge(ids: Iterable[int], *, using: str) -> int:
 def expunge_delivered(*, retention: Retention, limit: int, using: str) -> int:
     """Erase up to ``limit`` bodies of delivered rows that retention no longer keeps; return how many."""
     with short_transaction(using):
-        old = _lock(_expungeable(retention, using).order_by("settled_at"), skip_locked=True)
+        old = lock(_expungeable(retention, using).order_by("settled_at"), skip_locked=True)
         return _erase(list(old.values_list("id", flat=True)[:limit]), using)
 
 

@@ -178,3 +178,28 @@ class DeliveryAttempt(models.Model):
 
     def __str__(self) -> str:
         return f"attempt {self.number}"
+
+
+class OutboxStat(models.Model):
+    """How many messages of a lane came to an outcome in a minute, as one run of a worker counted them.
+
+    ``outcome`` is ``delivered``, ``retry``, ``expired``, or a quarantine's reason. Rows without ``worker`` hold
+    a whole quarter of an hour of everybody's, from ``minute`` on: old ones are brought together.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    minute = models.DateTimeField()
+    lane = models.CharField(max_length=63)
+    outcome = models.CharField(max_length=32)
+    worker = models.CharField(max_length=32, default="", blank=True)
+    n = models.PositiveBigIntegerField()
+
+    class Meta:
+        verbose_name = _("count of outcomes")
+        verbose_name_plural = _("counts of outcomes")
+        constraints = [
+            models.UniqueConstraint(fields=["minute", "lane", "outcome", "worker"], name="outbox_stat_count")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.n} {self.outcome}"

@@ -12,7 +12,7 @@ from django.db import router
 from django.db.models import DurationField, QuerySet, Value
 from django.db.models.functions import Now
 
-from . import leases, stats
+from . import leases, stats, tally
 from .conf import Retention
 from .envelope import Binding, Keyring, open_sealed, seal
 from .exceptions import Tampered, UnknownKey
@@ -126,7 +126,8 @@ def purge(
 ) -> Purge:
     """Do what ``RETENTION`` asks, ``CHUNK`` to a transaction: delete messages and attempts, erase bodies.
 
-    Workers do the same by themselves once a minute; this is for those started with ``--no-purge``.
+    Workers do the same by themselves once a minute; this is for those started with ``--no-purge``. Old counts of
+    outcomes are brought together, too.
     """
     alias = using or router.db_for_write(OutboxMessage)
     counts = []
@@ -135,6 +136,8 @@ def purge(
         while done := chunk(retention=retention, limit=CHUNK, using=alias):
             counts[-1] += done
             progress(sum(counts))
+    while tally.tidy(limit=CHUNK, using=alias):
+        pass
     return Purge(*counts)
 
 

@@ -14,6 +14,7 @@ from django.db import DataError, Error, IntegrityError
 from . import leases
 from .database import DatabaseThread, Outage
 from .leases import Settlement
+from .tally import Tally
 
 logger = logging.getLogger("notification_outbox")
 
@@ -33,6 +34,7 @@ class Settler:
         self._recorded = recorded
         self._unsettled: list[Settlement] = []
         self._soon = asyncio.Event()
+        self._tally = Tally()
         self.outage = Outage("settle")
 
     def add(self, settlement: Settlement) -> None:
@@ -56,7 +58,7 @@ class Settler:
         """Return the settlements that changed nothing."""
         while True:
             try:
-                lost = await self._database(leases.settle, settlements=batch)
+                lost = await self._database(leases.settle, settlements=batch, tally=self._tally)
             except (IntegrityError, DataError) as error:
                 if len(batch) == 1:
                     refused = type(error).__name__

@@ -33,6 +33,7 @@ from .leases import Claimed, Ended, Settlement
 from .lifecycle import Outcome, State, Verdict
 from .settling import Settler
 from .suspects import PROCESS
+from .tally import Tally
 
 logger = logging.getLogger("notification_outbox")
 
@@ -113,6 +114,7 @@ class Worker:
         self._left = self._max_messages
         self._outage = Outage("claim")
         self._broken: BaseException | None = None
+        self._tally = Tally()
         self.unrecorded = 0
 
     async def run(self) -> None:
@@ -245,6 +247,7 @@ class Worker:
                 lease=lane.settings.lease,
                 suspects=terms.suspects,
                 lone=terms.lone,
+                tally=self._tally,
             )
         finally:
             PROCESS.answered(terms, claimed.claims, lone_met=claimed.lone_met, now=time.monotonic())
@@ -264,7 +267,9 @@ class Worker:
             return
         lane.recovered_at = now
         recovered = await self._ask(
-            lambda: self._claiming(leases.recover, publisher=lane.alias, limit=lane.capacity)
+            lambda: self._claiming(
+                leases.recover, publisher=lane.alias, limit=lane.capacity, tally=self._tally
+            )
         )
         if recovered.pending:
             logger.warning("outbox recover publisher=%s lost_leases=%s", lane.alias, recovered.pending)

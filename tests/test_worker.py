@@ -347,10 +347,10 @@ def test_outcomes_outlive_a_database_that_is_away(
     """Whatever the database says, settlements and claims are repeated; the outage is logged once, and its end."""
     failures = iter(range(4))
 
-    def flaky(settlements: Any, *, using: str) -> Any:
+    def flaky(settlements: Any, **named: Any) -> Any:
         if next(failures, None) is not None:
             raise error("the server became read-only")
-        return real(settlements, using=using)
+        return real(settlements, **named)
 
     refused: list[bool] = []
 
@@ -383,10 +383,10 @@ def test_outcomes_that_wait_longer_than_a_lease_are_not_sent_again(
     monkeypatch.setattr(database, "AWAY_PAUSE", (0.05, 0.1))
     back = time.monotonic() + 4
 
-    def away(settlements: Any, *, using: str) -> Any:
+    def away(settlements: Any, **named: Any) -> Any:
         if time.monotonic() < back:
             raise OperationalError("connection refused")
-        return real(settlements, using=using)
+        return real(settlements, **named)
 
     real = leases.settle
     monkeypatch.setattr(leases, "settle", away)

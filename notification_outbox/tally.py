@@ -1,0 +1,129 @@
+"""Outcomes counted by the minute, in the transaction that records them, without a row that many wait for.
+
+Every run of a worker has rows of its own and writes into them the count it has reached, not "one more", so that
+nobody else's lock is ever met. Its memory of that count is trusted only while every commit was heard of: after an
+error it starts rows anew, and what the doubtful transaction wrote, if it did, stands beside them. Readers add up.
+Minutes are the database's, read with the locks that the transaction takes anyway.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django.db import connections
+from django.db.models import DurationField, QuerySet, Value
+from django.db.models.functions import Now
+
+from .models import OutboxStat
+from .transactions import delete, lock, short_transaction
+
+# single minutes are of interest for so long; after that a row for each quarter of an hour is enough
+FOLD_AFTER = timedelta(hours=1)
+KEPT = timedelta(days=7)
+
+Counted = Callable[[Iterable[tuple[str, str]], datetime], None]
+
+
+class _Page(NamedTuple):
+    """What is known to be committed: the rows of one run in one minute."""
+
+    minute: datetime
+    run: str
+    counts: Counter[tuple[str, str]]
+
+
+class Tally:
+    """What one thread counted in the current minute. Its movers take turns with it."""
+
+    def __init__(self) -> None:
+        self._page: _Page | None = None
+
+    @contextmanager
+    def transaction(self, using: str) -> Iterator[Counted]:
+        """A short transaction; yields a function that counts in it ``(lane, outcome)`` pairs at a time ``now``.
+
+        All that a transaction counts is counted if it commits, once, however often it is repeated.
+        """
+        # forgotten until the commit is heard of
+        page, self._page = self._page, None
+
+        def count(outcomes: Iterable[tuple[str, str]], now: datetime) -> None:
+            nonlocal page
+            added = Counter(outcomes)
+            if not added:
+                return
+            minute = now.replace(second=0, microsecond=0)
+            if page is None or page.minute != minute:
+                page = _Page(minute, secrets.token_hex(8), Counter())
+            page = page._replace(counts=page.counts + added)
+            _write({(minute, *pair, page.run): page.counts[pair] for pair in added}, using)
+
+        with short_transaction(using):
+            yield count
+        self._page = page
+
+
+def _write(counts: dict[tuple[datetime, str, str, str], int], using: str) -> None:
+    """Store counts by minute, lane, outcome and run, in the place of what their rows held."""
+    features = connections[using].features
+    unique = ["minute", "lane", "outcome", "worker"]
+    OutboxStat.objects.using(using).bulk_create(
+        [OutboxStat(**dict(zip(unique, key, strict=True)), n=n) for key, n in sorted(counts.items())],
+        update_conflicts=True,
+        update_fields=["n"],
+        unique_fields=unique if features.supports_update_conflicts_with_target else None,
+    )
+
+
+def tidy(*, limit: int, using: str) -> int:
+    """Delete up to ``limit`` counts that are kept no longer, or bring so many old ones together; return how many."""
+    return _purge(limit, using) or _fold(limit, using)
+
+
+def _older(age: timedelta, using: str) -> QuerySet[OutboxStat]:
+    """Return the rows of minutes longer ago, oldest first."""
+    ended = Now() - Value(age, output_field=DurationField())
+    return OutboxStat.objects.using(using).filter(minute__lt=ended).order_by("minute", "id")
+
+
+def _purge(limit: int, using: str) -> int:
+    with short_transaction(using):
+        return _delete(list(lock(_older(KEPT, using), skip_locked=True)[:limit]), using)
+
+
+def _delete(rows: list[OutboxStat], using: str) -> int:
+    if rows:
+        delete(OutboxStat.objects.using(using), "id", [row.id for row in rows])
+    return len(rows)
+
+
+def _fold(limit: int, using: str) -> int:
+    """Bring rows of single minutes and runs together in one that has no run, at their quarter's beginning."""
+    single = _older(FOLD_AFTER, using).exclude(worker="")
+    with short_transaction(using):
+        oldest = single.values_list("id", flat=True).first()
+        rows = list(lock(single, skip_locked=True)[:limit])
+        if not rows or rows[0].id != oldest:
+            # whoever holds the oldest one folds just now: two would add to the same rows
+            return 0
+        counts = {
+            (row.minute, row.lane, row.outcome, row.worker): row.n
+            for row in OutboxStat.objects.using(using).filter(
+                worker="", minute__gte=quarter(rows[0].minute), minute__lte=rows[-1].minute
+            )
+        }
+        for row in rows:
+            key = (quarter(row.minute), row.lane, row.outcome, "")
+            counts[key] = counts.get(key, 0) + row.n
+        _write(counts, using)
+        return _delete(rows, using)
+
+
+def quarter(moment: datetime) -> datetime:
+    """Return when the quarter of an hour began."""
+    return moment.replace(minute=moment.minute // 15 * 15, second=0, microsecond=0)

@@ -1,0 +1,3 @@
+"""The URLs of a project that has none."""
+
+urlpatterns: list[object] = []
