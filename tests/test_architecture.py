@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "payloads": "exceptions",
     "urls": "addresses exceptions hosts",
     "signing": "envelope exceptions",
+    "explain": "lifecycle",
     # fixtures: tables, settings and signals
     "signals": "",
     "models": "lifecycle",
@@ -68,6 +69,7 @@ GROUND = (
     "reading",
     "urls",
     "signing",
+    "explain",
 )
 NOT_ROOMS = {"__init__", "migrations"}
 
