@@ -134,6 +134,7 @@ def expunge(
     account_id: str | None = None,
     older_than: timedelta | None = None,
     using: str | None = None,
+    pace: float = 0.0,
     progress: Callable[[int], None] = lambda erased: None,
 ) -> int:
     """Erase the bodies of settled messages for good; return how many were erased.
@@ -145,7 +146,7 @@ def expunge(
     """
     alias = using or router.db_for_write(OutboxMessage)
     holding = _holding(ids, account_id, older_than, alias).filter(settled_at__isnull=False)
-    return _in_chunks(leases.expunge, holding, alias, progress=progress)
+    return _in_chunks(leases.expunge, holding, alias, pace, progress)
 
 
 def bodies(

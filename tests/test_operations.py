@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import time
-import uuid
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from notification_outbox import enqueue, leases, operations
+from notification_outbox import leases, operations
 from notification_outbox.leases import Settlement
 from notification_outbox.lifecycle import SETTLED, Outcome, Verdict
 from notification_outbox.models import OutboxMessage
+from tests.tables import SHAPES, make
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-# what makes a fresh row one of its state
-SHAPES: dict[str, dict[str, Any]] = {
-    "pending": {},
-    "in_flight": {"lease_token": uuid.uuid4(), "leased_by": "w"},
-    "blocked": {"blocked_by": "order"},
-    "delivered": {"settled_at": Now()},
-    "quarantined": {"settled_at": Now(), "quarantine_reason": "gone"},
-    "expired": {"settled_at": Now()},
-    "cancelled": {"settled_at": Now()},
-}
-
-
-def make(state: str = "pending", *, account_id: str | None = None, **changes: Any) -> int:
-    """Commit one message in a state."""
-    with transaction.atomic():
-        row_id = enqueue("t", {}, to="https://hooks.acme.com/x", account_id=account_id).id
-        OutboxMessage.objects.filter(id=row_id).update(state=state, **{**SHAPES[state], **changes})
-    return row_id
 
 
 def row(row_id: int) -> OutboxMessage:
