@@ -503,13 +503,13 @@ def test_each_action_asks_for_its_permission(name: str, door: str) -> None:
     allowed = staff(permission)
     assert offered in allowed.get(seen_at).content.decode()
     question = ask(allowed, name, [row_id]) if door == "list" else allowed.post(address)
-    assert f"{actions.ACTIONS[name].label}: 1 message(s)." in text(question)
+    assert f"{actions.ACTIONS[name].label}: 1 message." in text(question)
     assert fields.get() == untouched
     confirm(allowed, question, address)
     assert state(row_id) == after
     assert fields.get() != untouched
     entry = LogEntry.objects.get()
-    assert entry.change_message == f"{name} 1 messages (id {row_id}): 1 done"
+    assert entry.change_message == f"{name}: id {row_id}; 1 asked, 1 done"
     assert entry.object_id == (str(row_id) if door == "page" else None)
 
 
@@ -556,7 +556,7 @@ def test_two_operators_and_a_worker_are_counted_honestly(operator: Client) -> No
     operations.quarantine([late])
     ids = [late, *(make("quarantined", quarantine_reason="operator") for _ in range(14))]
     question = ask(operator, "requeue", ids, "reason=operator")
-    assert "Requeue: 15 message(s)." in text(question)
+    assert "Requeue: 15 messages." in text(question)
     colleague = staff("requeue")
     confirm(colleague, ask(colleague, "requeue", ids[1:3]))
     assert leases.settle([Settlement(claim, Outcome(Verdict.DELIVERED))], using="default") == []
@@ -564,14 +564,14 @@ def test_two_operators_and_a_worker_are_counted_honestly(operator: Client) -> No
     assert told(done) == ["12 of 15 requeued: 3 had moved on."]
     assert [state(row_id) for row_id in ids] == ["delivered"] + ["pending"] * 14
     assert set(OutboxMessage.objects.exclude(id=late).values_list("requeues", flat=True)) == {1}
-    assert LogEntry.objects.latest("id").change_message.endswith("): 12 done")
+    assert LogEntry.objects.latest("id").change_message.endswith("; 15 asked, 12 done")
 
 
 def test_a_question_counts_only_what_it_can_do(operator: Client) -> None:
     """Selected rows that are in no state for it are left out before, and where none is left nothing is asked."""
     dead, live, erased = make("quarantined"), make(), make("expired", sealed=None)
     question = ask(operator, "requeue", [dead, live, erased])
-    assert "Requeue: 1 message(s)." in text(question)
+    assert "Requeue: 1 message." in text(question)
     assert told(confirm(operator, question)) == ["1 requeued."]
     nothing = ask(operator, "requeue", [live, erased])
     assert "There is nothing to do" in text(nothing)
@@ -590,13 +590,13 @@ def test_everything_that_matches_is_done_in_chunks_under_one_entry(
     foreign = make("quarantined")
     query = "reason=gone&q=acct-7"
     question = ask(operator, "requeue", gone[:1], query, select_across="1")
-    assert "Requeue: 10 message(s)." in text(question)
+    assert "Requeue: 10 messages." in text(question)
     done = confirm(operator, question, f"{LIST}?{query}")
     assert told(done) == ["10 requeued."]
     assert {state(row_id) for row_id in gone} == {"pending"}
     assert (state(other), state(foreign)) == ("quarantined", "quarantined")
     entry = LogEntry.objects.get()
-    assert entry.change_message == "requeue 10 messages (reason=gone and account acct-7): 10 done"
+    assert entry.change_message == "requeue: reason=gone and account acct-7; 10 asked, 10 done"
 
 
 def test_more_than_can_be_counted_is_done_all_the_same(
@@ -606,7 +606,7 @@ def test_more_than_can_be_counted_is_done_all_the_same(
     monkeypatch.setattr(actions, "COUNTED", 3)
     ids = [make() for _ in range(6)]
     question = ask(operator, "cancel", ids[:1], "state=due", select_across="1")
-    assert "Cancel: 3+ message(s)." in text(question)
+    assert "Cancel: 3+ messages." in text(question)
     assert told(confirm(operator, question, f"{LIST}?state=due")) == ["6 cancelled."]
 
 
@@ -628,7 +628,7 @@ def test_all_of_a_destination_are_requeued_from_one(operator: Client) -> None:
     live, elsewhere = make("cancelled"), make("quarantined", to="https://hooks.acme.com/y")
     address = page(mine[0], "act/requeue_destination")
     question = operator.post(address)
-    assert "Requeue all for this destination: 3 message(s)." in text(question)
+    assert "Requeue all for this destination: 3 messages." in text(question)
     assert told(confirm(operator, question, address)) == ["3 requeued."]
     assert [state(row_id) for row_id in mine] == ["pending"] * 3
     assert (state(live), state(elsewhere)) == ("cancelled", "quarantined")
@@ -643,7 +643,7 @@ def test_the_log_is_written_before_anything_is_done(
     requeue, done = leases.requeue, []
 
     def interrupted(chunk: list[int], *, using: str) -> int:
-        assert LogEntry.objects.get().change_message.endswith(": began")
+        assert LogEntry.objects.get().change_message.endswith(", began")
         if done:
             raise KeyboardInterrupt
         done.extend(chunk)
@@ -654,7 +654,7 @@ def test_the_log_is_written_before_anything_is_done(
     with pytest.raises(KeyboardInterrupt):
         confirm(operator, question, f"{LIST}?reason=gone")
     assert [state(row_id) for row_id in ids] == ["pending", "quarantined", "quarantined"]
-    assert LogEntry.objects.get().change_message.endswith(": began")
+    assert LogEntry.objects.get().change_message.endswith(", began")
 
 
 @pytest.mark.parametrize("name", ["changelist", "act", "reveal"])
@@ -680,7 +680,7 @@ def test_a_body_is_revealed_to_who_may_and_logged_before(
     opened = messages.reveal
 
     def watched(*args: Any) -> Any:
-        assert LogEntry.objects.get().change_message == "reveal: began"
+        assert LogEntry.objects.get().change_message == "reveal, began"
         assert not connection.in_atomic_block
         return opened(*args)
 
@@ -691,8 +691,8 @@ def test_a_body_is_revealed_to_who_may_and_logged_before(
         assert shown in text(response)
     assert "no-store" in response["Cache-Control"]
     entry = LogEntry.objects.get()
-    assert (entry.change_message, entry.object_id) == ("reveal: shown", str(row_id))
-    assert "reveal: shown" in text(operator.get(page(row_id, "history")))
+    assert (entry.change_message, entry.object_id) == ("reveal, shown", str(row_id))
+    assert "reveal, shown" in text(operator.get(page(row_id, "history")))
 
 
 def test_a_body_is_not_revealed_to_others() -> None:
@@ -717,7 +717,7 @@ def test_a_body_that_cannot_be_opened_says_why(operator: Client, changes: dict[s
     """The operator learns what is wrong, and the log that nothing was shown."""
     row_id = make("delivered", **changes)
     assert why in text(operator.post(page(row_id, "reveal")))
-    assert LogEntry.objects.get().change_message == "reveal: not opened"
+    assert LogEntry.objects.get().change_message == "reveal, not opened"
 
 
 def test_bodies_that_are_long_or_no_text_are_shown_in_part(operator: Client) -> None:

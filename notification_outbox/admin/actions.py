@@ -172,9 +172,7 @@ def act(
     # those that were asked about: what is gone from among them by now had moved on
     asked = len(ids or ()) if by_ids else _count(found)
     which = f"id {', '.join(map(str, ids))}" if ids is not None else filtered_by
-    entry = journal.begin(
-        request, OutboxMessage, f"{action.name} {asked}{_more(asked)} messages ({which})", about
-    )
+    entry = journal.begin(request, OutboxMessage, f"{action.name}: {which}; {_words(asked)} asked", about)
     targets: Any = list(rows.values_list("id", flat=True)) if by_ids else found.order_by()
     moved = action.run(targets, pace=PACE)
     asked = max(asked, moved)
@@ -204,8 +202,8 @@ def _question(
         "opts": model_admin.opts,
         "original": about,
         "action": action,
-        "count": f"{min(count, COUNTED):,}{_more(count)}",
-        "none": not count,
+        "count": count,
+        "words": _words(count),
         # an empty selection would be refused before it reaches us
         "ids": ids or [0],
         "across": ids is None,
@@ -219,5 +217,5 @@ def _count(rows: Rows) -> int:
     return rows.order_by("id")[: COUNTED + 1].count()
 
 
-def _more(count: int) -> str:
-    return "+" if count > COUNTED else ""
+def _words(count: int) -> str:
+    return f"{COUNTED:,}+" if count > COUNTED else f"{count:,}"

@@ -19,7 +19,7 @@ def begin(request: HttpRequest, model: type[Model], what: str, about: Model | No
         object_id=None if about is None else str(about.pk),
         object_repr=str(about or model._meta.verbose_name_plural)[:200],
         action_flag=CHANGE,
-        change_message=f"{what}: began",
+        change_message=f"{what}, began",
     )
     entry.save()
     return entry

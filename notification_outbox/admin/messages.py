@@ -16,6 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllow
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from .. import conf, finding
@@ -43,13 +44,13 @@ class OutboxMessageAdmin(Base):
     list_display = (
         "number",
         "standing",
-        "notification_type",
+        "reason",
+        "next",
         "destination",
+        "notification_type",
         "account",
         "attempts",
-        "next",
         "last_answer",
-        "reason",
         "age",
     )
     list_filter = FILTERS
@@ -126,9 +127,8 @@ class OutboxMessageAdmin(Base):
 
     @transaction.non_atomic_requests
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
-        return super().changelist_view(
-            request, {"title": self.opts.verbose_name_plural, **(extra_context or {})}
-        )
+        title = capfirst(self.opts.verbose_name_plural)
+        return super().changelist_view(request, {"title": title, **(extra_context or {})})
 
     @admin.display(description=_("message"))
     def number(self, row: OutboxMessage) -> str:

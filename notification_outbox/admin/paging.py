@@ -8,6 +8,7 @@ from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from .. import finding
 from ..models import OutboxMessage
@@ -33,7 +34,7 @@ class BoundedPaginator(Base):
         count = rows[: REACH + 1].count()
         if count > REACH:
             return REACH, _("more than %(count)s messages") % {"count": f"{REACH:,}"}
-        return count, _("%(count)s messages") % {"count": f"{count:,}"}
+        return count, ngettext("%(count)s message", "%(count)s messages", count) % {"count": f"{count:,}"}
 
     @cached_property
     def count(self) -> int:

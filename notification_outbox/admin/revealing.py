@@ -40,7 +40,7 @@ def reveal(message: OutboxMessage, keyring: Keyring) -> Revealed:
             _("This web process lacks the key the body is encrypted with (%(key)s).") % {"key": error.key_id}
         )
     except Tampered:
-        return Revealed(_("The row was changed after it was stored. It cannot be opened, by nobody."))
+        return Revealed(_("The row was changed after it was stored. Nobody can open it."))
     try:
         body: Any = content.body.decode()
     except UnicodeDecodeError:
