@@ -46,11 +46,11 @@ class OutboxMessageAdmin(Base):
         "standing",
         "reason",
         "next",
+        "last_answer",
         "destination",
         "notification_type",
         "account",
         "attempts",
-        "last_answer",
         "age",
     )
     list_filter = FILTERS
