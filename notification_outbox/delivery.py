@@ -19,6 +19,7 @@ from .exceptions import (
     UnknownKey,
 )
 from .lifecycle import (
+    NOT_HERE,
     UNKNOWN_KEY,
     Answer,
     Fault,
@@ -30,9 +31,6 @@ from .lifecycle import (
 )
 from .payloads import Validators, bind, serialise
 from .publishers import Publisher
-
-# last_error of a row that this copy of the project must not send (``DELIVER``)
-NOT_HERE = "not_delivered_here"
 
 
 @dataclass(frozen=True, slots=True)

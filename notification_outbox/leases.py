@@ -1,11 +1,11 @@
 """Leases: the only code that moves a message after its insert.
 
 ``claim`` takes due rows, ``settle`` records what came of them, ``renew`` keeps them, ``release`` hands them back
-unattempted, ``requeue`` revives dead letters, ``cancel`` gives up live ones, ``expunge`` erases bodies, ``purge``
-deletes what is kept no longer. Every mover first locks its rows in id order and then writes only those that are
-still as it believes (compare-and-swap on the lease token), so that a stale worker harms nobody; what it lost, it
-is told. The database owns the clock. Transactions are short, READ COMMITTED, and wait for a lock only in their
-first statement.
+unattempted, ``requeue`` revives dead letters, ``cancel`` and ``quarantine`` give up live ones, ``send_now`` brings
+pending ones forward, ``expunge`` erases bodies, ``purge`` deletes what is kept no longer. Every mover first locks
+its rows in id order and then writes only those that are still as it believes (compare-and-swap on the lease
+token), so that a stale worker harms nobody; what it lost, it is told. The database owns the clock. Transactions
+are short, READ COMMITTED, and wait for a lock only in their first statement.
 """
 
 from __future__ import annotations
@@ -507,6 +507,41 @@ def cancel(ids: Iterable[int], *, using: str) -> int:
                 updated_at=Now(),
                 **UNLEASED,
             )
+    return len(found)
+
+
+def quarantine(ids: Iterable[int], *, using: str) -> int:
+    """Set live rows aside on an operator's word, whoever holds them; return how many were still live."""
+    with short_transaction(using):
+        found = _lock_those(ids, LIVE, using)
+        if found:
+            _among(found, using).update(
+                state=State.QUARANTINED.value,
+                blocked_by="",
+                quarantine_reason=QuarantineReason.OPERATOR.value,
+                settled_at=Now(),
+                updated_at=Now(),
+                **UNLEASED,
+            )
+    return len(found)
+
+
+def send_now(ids: Iterable[int], *, using: str) -> int:
+    """Make pending rows that wait for a later time due now; return how many there were.
+
+    Only ever earlier than before, so never beyond ``retry_until``; a row that is due keeps its place.
+    """
+    with short_transaction(using):
+        later = ExpressionWrapper(Q(available_at__gt=Now()), output_field=BooleanField())
+        rows = _locked(ids, using).annotate(later=later).values_list("id", "state", "later")
+        found = [row_id for row_id, state, is_later in rows if state == State.PENDING and is_later]
+        if found:
+            # by now even the earlier time may be over
+            sooner = {
+                name: Least(Now(), F(name), output_field=DateTimeField())
+                for name in ("available_at", "due_at")
+            }
+            _among(found, using).update(updated_at=Now(), **sooner)
     return len(found)
 
 

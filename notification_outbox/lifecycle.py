@@ -74,6 +74,8 @@ class Lone(StrEnum):
 
 # last_error of a row that waits for a key this process lacks, followed by the key's id
 UNKNOWN_KEY = "unknown_key:"
+# last_error of a row that this copy of the project must not send (``DELIVER``)
+NOT_HERE = "not_delivered_here"
 
 
 class Fault(StrEnum):

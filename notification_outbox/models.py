@@ -66,6 +66,15 @@ class OutboxMessage(models.Model):
     class Meta:
         verbose_name = _("message")
         verbose_name_plural = _("messages")
+        # what operators may do in the admin, besides seeing messages
+        permissions = [
+            ("reveal_outboxmessage", "Can read the body of a message"),
+            ("requeue_outboxmessage", "Can requeue messages"),
+            ("send_now_outboxmessage", "Can send messages now"),
+            ("quarantine_outboxmessage", "Can quarantine messages"),
+            ("cancel_outboxmessage", "Can cancel messages"),
+            ("expunge_outboxmessage", "Can erase the bodies of messages"),
+        ]
         indexes = [
             models.Index(
                 fields=["publisher", "state", "available_at", "id"],

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import router
 from django.db.models import DurationField, QuerySet, Value
@@ -23,29 +24,101 @@ CHUNK = 500
 RESEAL_CHUNK = 100
 
 
-def requeue(ids: Iterable[int], *, using: str | None = None) -> int:
+Ids = Iterable[int] | QuerySet[OutboxMessage, Any]
+
+
+def requeue(
+    ids: Ids,
+    *,
+    using: str | None = None,
+    pace: float = 0.0,
+    progress: Callable[[int], None] = lambda moved: None,
+) -> int:
     """Send dead letters (quarantined, expired) again, with fresh time and attempts.
 
-    Same row, same message id, same bytes. Returns how many were requeued: those that are no longer dead, or
-    whose body was expunged, stay as they are. Goes through the ids in order, ``CHUNK`` to a transaction, and
-    may be repeated.
+    Same row, same message id, same bytes. ``ids`` may be a queryset of messages, however many it finds:
+    ``requeue(OutboxMessage.objects.filter(quarantine_reason="gone"))``. Returns how many were requeued: those that
+    are no longer dead, or whose body was expunged, stay as they are. Goes through the ids in order, ``CHUNK`` to a
+    transaction with ``pace`` seconds between two, tells ``progress`` how many were moved so far, and may be
+    interrupted and repeated.
     """
-    return _in_chunks(leases.requeue, ids, using)
+    return _in_chunks(leases.requeue, ids, using, pace, progress)
 
 
-def cancel(ids: Iterable[int], *, using: str | None = None) -> int:
+def cancel(
+    ids: Ids,
+    *,
+    using: str | None = None,
+    pace: float = 0.0,
+    progress: Callable[[int], None] = lambda moved: None,
+) -> int:
     """Give up messages that still wait or are in a worker's hands; they are never sent again.
 
     Returns how many were cancelled: those that are settled stay as they are. An attempt under way ends when its
     worker next renews the lease; what it delivered by then is recorded as delivered. In chunks like ``requeue``.
     """
-    return _in_chunks(leases.cancel, ids, using)
+    return _in_chunks(leases.cancel, ids, using, pace, progress)
 
 
-def _in_chunks(move: Callable[..., int], ids: Iterable[int], using: str | None) -> int:
+def quarantine(
+    ids: Ids,
+    *,
+    using: str | None = None,
+    pace: float = 0.0,
+    progress: Callable[[int], None] = lambda moved: None,
+) -> int:
+    """Set messages that still wait or are in a worker's hands aside, for the reason ``operator``.
+
+    Like ``cancel``, but ``requeue`` brings them back. Returns how many were quarantined.
+    """
+    return _in_chunks(leases.quarantine, ids, using, pace, progress)
+
+
+def send_now(
+    ids: Ids,
+    *,
+    using: str | None = None,
+    pace: float = 0.0,
+    progress: Callable[[int], None] = lambda moved: None,
+) -> int:
+    """Make messages that wait for a later time, their first or their next attempt's, due now.
+
+    How long they are tried stays as it was. Returns how many were brought forward: those that are due already, are
+    blocked, in a worker's hands or settled stay as they are. In chunks like ``requeue``.
+    """
+    return _in_chunks(leases.send_now, ids, using, pace, progress)
+
+
+def _in_chunks(
+    move: Callable[..., int],
+    ids: Ids,
+    using: str | None,
+    pace: float = 0.0,
+    progress: Callable[[int], None] = lambda moved: None,
+) -> int:
     alias = using or router.db_for_write(OutboxMessage)
+    moved = 0
+    for place, chunk in enumerate(_chunks(ids, alias)):
+        if place and pace:
+            time.sleep(pace)
+        moved += move(chunk, using=alias)
+        progress(moved)
+    return moved
+
+
+def _chunks(ids: Ids, alias: str) -> Iterator[list[int]]:
+    """Yield ids in order, ``CHUNK`` at a time; of a queryset each chunk is looked up when its turn comes."""
+    if isinstance(ids, QuerySet) and ids.model is OutboxMessage:
+        ids = ids.using(alias).values_list("id", flat=True)
+        if not ids.query.is_sliced:
+            last = 0
+            while chunk := list(ids.filter(id__gt=last).order_by("id")[:CHUNK]):
+                last = chunk[-1]
+                yield chunk
+            return
     ordered = sorted(set(ids))
-    return sum(move(ordered[start : start + CHUNK], using=alias) for start in range(0, len(ordered), CHUNK))
+    for start in range(0, len(ordered), CHUNK):
+        yield ordered[start : start + CHUNK]
 
 
 class Bodies(NamedTuple):
@@ -56,11 +129,12 @@ class Bodies(NamedTuple):
 
 
 def expunge(
-    ids: Collection[int] | None = None,
+    ids: Collection[int] | QuerySet[OutboxMessage, Any] | None = None,
     *,
     account_id: str | None = None,
     older_than: timedelta | None = None,
     using: str | None = None,
+    pace: float = 0.0,
     progress: Callable[[int], None] = lambda erased: None,
 ) -> int:
     """Erase the bodies of settled messages for good; return how many were erased.
@@ -71,13 +145,8 @@ def expunge(
     In id order, ``CHUNK`` to a transaction; may be interrupted and repeated.
     """
     alias = using or router.db_for_write(OutboxMessage)
-    holding = _holding(ids, account_id, older_than, alias).filter(settled_at__isnull=False).order_by("id")
-    total = last = 0
-    while chunk := list(holding.filter(id__gt=last).values_list("id", flat=True)[:CHUNK]):
-        last = chunk[-1]
-        total += leases.expunge(chunk, using=alias)
-        progress(total)
-    return total
+    holding = _holding(ids, account_id, older_than, alias).filter(settled_at__isnull=False)
+    return _in_chunks(leases.expunge, holding, alias, pace, progress)
 
 
 def bodies(
@@ -96,12 +165,17 @@ def bodies(
 
 
 def _holding(
-    ids: Collection[int] | None, account_id: str | None, older_than: timedelta | None, alias: str
+    ids: Collection[int] | QuerySet[OutboxMessage, Any] | None,
+    account_id: str | None,
+    older_than: timedelta | None,
+    alias: str,
 ) -> QuerySet[OutboxMessage]:
     if ids is None and account_id is None and older_than is None:
         raise TypeError("expunge() needs ids, account_id or older_than")
     holding = OutboxMessage.objects.using(alias).filter(sealed__isnull=False)
-    if ids is not None:
+    if isinstance(ids, QuerySet) and ids.model is OutboxMessage and not ids.query.is_sliced:
+        holding = ids.using(alias).filter(sealed__isnull=False)
+    elif ids is not None:
         holding = holding.filter(id__in=ids)
     if account_id is not None:
         holding = holding.filter(account_id=account_id)

@@ -1,11 +1,41 @@
-"""Tables full of rows, made by SQL: what plans and locks look like when the outbox is not a toy."""
+"""Rows in every state, and tables full of them: what plans and locks look like when the outbox is not a toy."""
 
 from __future__ import annotations
 
+import uuid
+from typing import Any
+
 from django.db import connection, transaction
+from django.db.models.functions import Now
 
 from notification_outbox import enqueue
 from notification_outbox.models import OutboxMessage
+
+# what makes a fresh row one of its state
+SHAPES: dict[str, dict[str, Any]] = {
+    "pending": {},
+    "in_flight": {"lease_token": uuid.uuid4(), "leased_by": "w"},
+    "blocked": {"blocked_by": "order"},
+    "delivered": {"settled_at": Now()},
+    "quarantined": {"settled_at": Now(), "quarantine_reason": "gone"},
+    "expired": {"settled_at": Now()},
+    "cancelled": {"settled_at": Now()},
+}
+
+
+def make(
+    state: str = "pending",
+    *,
+    to: str = "https://hooks.acme.com/x",
+    account_id: str | None = None,
+    idempotency_key: str | None = None,
+    **changes: Any,
+) -> int:
+    """Commit one message in a state, with further columns changed; return its id."""
+    with transaction.atomic():
+        row_id = enqueue("t", {}, to=to, account_id=account_id, idempotency_key=idempotency_key).id
+        OutboxMessage.objects.filter(id=row_id).update(state=state, **{**SHAPES[state], **changes})
+    return row_id
 
 
 def backlog(count: int, *, delivered: int = 0) -> None:

@@ -98,6 +98,12 @@ class Mover:
     def expunge(self) -> int:
         return leases.expunge(self._some_ids(5), using="default")
 
+    def quarantine(self) -> int:
+        return leases.quarantine(self._some_ids(3), using="default")
+
+    def send_now(self) -> int:
+        return leases.send_now(self._some_ids(60), using="default")
+
     def purge(self) -> int:
         leases.purge_attempts(retention=KEPT, limit=50, using="default")
         return leases.purge(retention=KEPT, limit=50, using="default")
@@ -124,6 +130,8 @@ MOVERS = [
     Mover.requeue,
     Mover.cancel,
     Mover.expunge,
+    Mover.quarantine,
+    Mover.send_now,
     Mover.purge,
 ]
 

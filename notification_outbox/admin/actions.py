@@ -1,0 +1,221 @@
+"""What operators may do to messages: each with its own permission, a question with a count, and an entry in the log.
+
+Selected rows are done by their ids, so that what others did meanwhile is counted and told; everything that matches
+a filter is done by the filter, in chunks, and may be repeated when it was interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils.translation import gettext_lazy as _
+
+from .. import operations
+from ..lifecycle import DEAD, LIVE, SETTLED, State
+from ..models import OutboxMessage
+from . import journal
+
+if TYPE_CHECKING:
+    from .messages import OutboxMessageAdmin
+
+Rows = QuerySet[OutboxMessage]
+CONFIRMED = "confirmed"
+# counted up to here before it is asked; what is done has no such bound
+COUNTED = 100_000
+# seconds between two chunks, so that workers are not kept waiting
+PACE = 0.05
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing to do. ``fits``: the rows it can do something for; ``everywhere``: not only to the selected rows,
+    but to all of their destinations."""
+
+    name: str
+    permission: str
+    label: Any
+    effect: Any
+    done: Any
+    partly: Any
+    states: Collection[State]
+    run: Callable[..., int]
+    fits: Q
+    everywhere: bool = False
+
+    def among(self, rows: Rows, everything: Rows) -> Rows:
+        """Return those of the rows that it can do something for."""
+        if self.everywhere:
+            # looked up first: a requeue changes what a subquery would find
+            keys = set(rows.order_by().values_list("destination_key", flat=True))
+            rows = everything.filter(destination_key__in=keys)
+        return rows.filter(self.fits, state__in=[state.value for state in self.states])
+
+
+ANY = Q()
+HOLDS = Q(sealed__isnull=False)
+
+ACTIONS = {
+    action.name: action
+    for action in (
+        Action(
+            "requeue",
+            "requeue",
+            _("Requeue"),
+            _(
+                "They are sent again, with fresh time and attempts. Receivers see the same message id as before."
+            ),
+            _("%(moved)s requeued."),
+            _("%(moved)s of %(asked)s requeued: %(rest)s had moved on."),
+            DEAD,
+            operations.requeue,
+            HOLDS,
+        ),
+        Action(
+            "requeue_destination",
+            "requeue",
+            _("Requeue all for this destination"),
+            _("Every quarantined or expired message for the same destination is sent again."),
+            _("%(moved)s requeued."),
+            _("%(moved)s of %(asked)s requeued: %(rest)s had moved on."),
+            DEAD,
+            operations.requeue,
+            HOLDS,
+            everywhere=True,
+        ),
+        Action(
+            "send_now",
+            "send_now",
+            _("Send now"),
+            _("They are due at once instead of later. How long they are tried stays as it was."),
+            _("%(moved)s made due now."),
+            _("%(moved)s of %(asked)s made due now: %(rest)s had moved on."),
+            [State.PENDING],
+            operations.send_now,
+            Q(available_at__gt=Now()),
+        ),
+        Action(
+            "quarantine",
+            "quarantine",
+            _("Quarantine"),
+            _("They are set aside until somebody requeues them. One that is being sent may still arrive."),
+            _("%(moved)s quarantined."),
+            _("%(moved)s of %(asked)s quarantined: %(rest)s had moved on."),
+            LIVE,
+            operations.quarantine,
+            ANY,
+        ),
+        Action(
+            "cancel",
+            "cancel",
+            _("Cancel"),
+            _("They are never sent, and this cannot be undone. One that is being sent may still arrive."),
+            _("%(moved)s cancelled."),
+            _("%(moved)s of %(asked)s cancelled: %(rest)s had moved on."),
+            LIVE,
+            operations.cancel,
+            ANY,
+        ),
+        Action(
+            "expunge",
+            "expunge",
+            _("Erase the body"),
+            _("Their bodies are erased, and this cannot be undone: they can be neither read nor sent again."),
+            _("%(moved)s bodies erased."),
+            _("%(moved)s of %(asked)s bodies erased: %(rest)s had moved on."),
+            SETTLED,
+            operations.expunge,
+            HOLDS,
+        ),
+    )
+}
+
+
+def for_list(action: Action) -> Callable[..., HttpResponse | None]:
+    """Return the action as the list's menu offers it."""
+
+    @admin.action(description=action.label, permissions=[action.permission])
+    def ask(model_admin: OutboxMessageAdmin, request: HttpRequest, queryset: Rows) -> HttpResponse | None:
+        if request.POST.get("select_across") == "1":
+            return act(model_admin, request, action, queryset, filtered_by=model_admin.filter_words(request))
+        ids = [int(value) for value in request.POST.getlist(ACTION_CHECKBOX_NAME) if value.isdecimal()]
+        return act(
+            model_admin, request, action, model_admin.get_queryset(request).filter(id__in=ids), ids=ids
+        )
+
+    ask.__name__ = action.name
+    return ask
+
+
+def act(
+    model_admin: OutboxMessageAdmin,
+    request: HttpRequest,
+    action: Action,
+    rows: Rows,
+    *,
+    ids: list[int] | None = None,
+    filtered_by: str = "",
+    about: OutboxMessage | None = None,
+) -> HttpResponse | None:
+    """Ask, or with the answer do it; None when it is done. ``ids`` were selected; None: a filter chose the rows."""
+    found = action.among(rows, model_admin.get_queryset(request))
+    if CONFIRMED not in request.POST:
+        return _question(model_admin, request, action, found, ids, about)
+    by_ids = ids is not None and not action.everywhere
+    # those that were asked about: what is gone from among them by now had moved on
+    asked = len(ids or ()) if by_ids else _count(found)
+    which = f"id {', '.join(map(str, ids))}" if ids is not None else filtered_by
+    entry = journal.begin(request, OutboxMessage, f"{action.name}: {which}; {_words(asked)} asked", about)
+    targets: Any = list(rows.values_list("id", flat=True)) if by_ids else found.order_by()
+    moved = action.run(targets, pace=PACE)
+    asked = max(asked, moved)
+    journal.finish(entry, f"{moved} done")
+    told = {"moved": f"{moved:,}", "asked": f"{asked:,}", "rest": f"{asked - moved:,}"}
+    if moved < asked:
+        model_admin.message_user(request, action.partly % told, messages.WARNING)
+    else:
+        model_admin.message_user(request, action.done % told, messages.SUCCESS)
+    return None
+
+
+def _question(
+    model_admin: OutboxMessageAdmin,
+    request: HttpRequest,
+    action: Action,
+    found: Rows,
+    ids: list[int] | None,
+    about: OutboxMessage | None,
+) -> HttpResponse:
+    count = _count(found)
+    if ids is not None and not action.everywhere:
+        ids = list(found.order_by("id").values_list("id", flat=True))
+    context = {
+        **model_admin.admin_site.each_context(request),
+        "title": action.label,
+        "opts": model_admin.opts,
+        "original": about,
+        "action": action,
+        "count": count,
+        "words": _words(count),
+        # an empty selection would be refused before it reaches us
+        "ids": ids or [0],
+        "across": ids is None,
+        "confirmed": CONFIRMED,
+        "checkbox": ACTION_CHECKBOX_NAME,
+    }
+    return TemplateResponse(request, "admin/notification_outbox/outboxmessage/question.html", context)
+
+
+def _count(rows: Rows) -> int:
+    return rows.order_by("id")[: COUNTED + 1].count()
+
+
+def _words(count: int) -> str:
+    return f"{COUNTED:,}+" if count > COUNTED else f"{count:,}"
