@@ -127,6 +127,12 @@ def _notice_vanished_peer(connection: Any) -> None:
                 peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+def _code(error: Exception) -> str:
+    """Return the SQLSTATE or the server's number of an error: what may be said of it."""
+    number = error.args[0] if error.args and isinstance(error.args[0], int) else "none"
+    return str(getattr(error.__cause__, "sqlstate", None) or number)
+
+
 class Outage:
     """Failures in a row of one role: said once from the second on, since one alone is a conflict, and its end."""
 
@@ -141,7 +147,12 @@ class Outage:
         """Count a failure; return the pause in seconds before the next try."""
         self._failures += 1
         if self._failures == 2:
-            logger.error("outbox database away role=%s error=%s", self._role, type(error).__name__)
+            logger.error(
+                "outbox database away role=%s error=%s code=%s",
+                self._role,
+                type(error).__name__,
+                _code(error),
+            )
         first, longest = AWAY_PAUSE
         return min(first * 2.0 ** min(self._failures - 1, 16), longest)
 

@@ -24,7 +24,7 @@ from django.dispatch import Signal
 
 from . import conf, leases, signals, stats
 from .conf import LEASE_MARGIN, Settings
-from .database import DatabaseThread, Outage
+from .database import AWAY_PAUSE, DatabaseThread, Outage
 from .delivery import classify, deliver
 from .exceptions import ConfigurationError
 from .housekeeping import keep_house
@@ -120,8 +120,8 @@ class Worker:
     async def run(self) -> None:
         """Work until stopped or done. Raises ``ConfigurationError`` before anything is claimed.
 
-        Cancelled, it hands back what is in hand at once. ``unrecorded`` then says of how many messages the
-        outcome could not be recorded: they are sent again.
+        Cancelled, it hands back what is in hand at once; cancelled again, it leaves that to the leases.
+        ``unrecorded`` then says of how many messages the outcome could not be recorded: they are sent again.
         """
         self._begin([Lane(chosen, self._settings, self._concurrency) for chosen in self._chosen])
         self._start_living()
@@ -170,7 +170,10 @@ class Worker:
             raise self._broken
 
     def stop(self) -> None:
-        """Claim nothing more and return from ``run()`` when what runs has ended. Call it in the loop's thread."""
+        """Claim nothing more and return from ``run()`` when what runs has ended.
+
+        Call it in the loop's thread. Before ``run()`` has begun it does nothing.
+        """
         self._stopping.set()
         self._freed.set()
 
@@ -338,8 +341,9 @@ class Worker:
         lane.close(held)
         if lane.hungry or self._stopping.is_set():
             self._freed.set()
+        handed_back = outcome.verdict is Verdict.RELEASED and not outcome.error
         logger.log(
-            LEVELS.get(outcome.verdict, logging.INFO),
+            logging.DEBUG if handed_back else LEVELS.get(outcome.verdict, logging.INFO),
             "outbox deliver id=%s publisher=%s attempt=%s outcome=%s error=%s",
             held.claim.id,
             lane.alias,
@@ -355,7 +359,7 @@ class Worker:
     def _recorded(self, batch: list[Settlement], lost: list[Settlement]) -> None:
         """Take recorded messages out of hand and tell who listens."""
         for claim, outcome, *_ in lost:
-            logger.warning("outbox settle lost id=%s outcome=%s", claim.id, outcome.verdict)
+            logger.warning("outbox settle too late id=%s outcome=%s", claim.id, outcome.verdict)
         for claim, *_ in batch:
             for lane in self._lanes:
                 held = lane.held.get(claim.id)
@@ -516,6 +520,10 @@ class Worker:
             except Error as error:
                 pause = self._outage.failed(error)
             else:
+                if self._outage:
+                    # others may hold outcomes of rows whose leases ended meanwhile: they record first
+                    for lane in self._lanes:
+                        lane.recovered_at = time.monotonic() + AWAY_PAUSE[1]
                 self._outage.ended()
                 return answer
             self._touch()

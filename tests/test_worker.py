@@ -370,7 +370,7 @@ def test_outcomes_outlive_a_database_that_is_away(
     assert len(outbox.receiver.requests) == 3
     said = [record.message for record in caplog.records if "database" in record.message]
     assert said == [
-        f"outbox database away role=settle error={error.__name__}",
+        f"outbox database away role=settle error={error.__name__} code=none",
         "outbox database back role=settle after=4",
     ]
 

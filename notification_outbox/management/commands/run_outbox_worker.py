@@ -83,6 +83,9 @@ class Command(BaseCommand):
             const="empty",
             help="exit 0 when no message waits any more, retries and scheduled ones included",
         )
+        until.add_argument(
+            "--reload", action="store_true", help="start anew when the code changes; development only"
+        )
         parser.add_argument(
             "--max-messages",
             type=_number(int, 1, 10**12),
@@ -112,9 +115,6 @@ class Command(BaseCommand):
             dest="purge",
             action="store_false",
             help="leave what RETENTION asks for to other workers or to outbox_purge",
-        )
-        parser.add_argument(
-            "--reload", action="store_true", help="start anew when the code changes; development only"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
