@@ -98,8 +98,10 @@ class Mover:
     def expunge(self) -> int:
         return leases.expunge(self._some_ids(5), using="default")
 
+    def purge_attempts(self) -> int:
+        return leases.purge_attempts(retention=KEPT, limit=50, using="default")
+
     def purge(self) -> int:
-        leases.purge_attempts(retention=KEPT, limit=50, using="default")
         return leases.purge(retention=KEPT, limit=50, using="default")
 
     def _some_held(self) -> list[Claim]:
@@ -124,6 +126,7 @@ MOVERS = [
     Mover.requeue,
     Mover.cancel,
     Mover.expunge,
+    Mover.purge_attempts,
     Mover.purge,
 ]
 
