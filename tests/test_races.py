@@ -51,9 +51,16 @@ def wait_for_waiting(callers: int) -> None:
 def waiting_for_a_lock() -> int:
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity"
+                " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            )
         else:
-            cursor.execute("SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+            cursor.execute(
+                "SELECT count(*) FROM information_schema.innodb_trx"
+                " JOIN information_schema.processlist ON id = trx_mysql_thread_id"
+                " WHERE trx_state = 'LOCK WAIT' AND db = DATABASE()"
+            )
         return int(cursor.fetchone()[0])
 
 
