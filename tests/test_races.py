@@ -51,6 +51,8 @@ def wait_for_waiting(callers: int) -> None:
 def waiting_for_a_lock() -> int:
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
+            # inside a transaction it shows the same picture again
+            cursor.execute("SELECT pg_stat_clear_snapshot()")
             cursor.execute(
                 "SELECT count(*) FROM pg_stat_activity"
                 " WHERE wait_event_type = 'Lock' AND datname = current_database()"
