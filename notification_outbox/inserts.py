@@ -7,7 +7,8 @@ the same keys queue instead of embracing. No lock outlives the caller's transact
 
 Why so on the MySQL family: an error of a plain insert takes back the rows before it, and who waits for one of
 those gets a lock on the gap it leaves; two of them then keep each other out of it (deadlock). It also leaves a
-shared lock, which two holders cannot both make exclusive. ``INSERT IGNORE`` stores truncated keys.
+shared lock, which two holders cannot both make exclusive. ``INSERT IGNORE`` stores truncated keys. The price: a row
+committed between look and insert is locked, out of id order, so a mover may meet a deadlock and repeats its work.
 """
 
 from __future__ import annotations
