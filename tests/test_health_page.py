@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.admin import AdminSite, ModelAdmin
 from django.contrib.auth.models import Permission, User
 from django.contrib.staticfiles import finders
 from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils import translation
 
 from notification_outbox import enqueue
-from notification_outbox.admin.health import health_urls
 from notification_outbox.models import OutboxMessage, OutboxStat
 from tests.processes import ROOT, Outbox, database_url
 
@@ -34,18 +32,7 @@ INLINE = re.compile(
 )
 
 
-class Messages(ModelAdmin):  # type: ignore[type-arg]
-    """An admin of messages that has the page."""
-
-    def get_urls(self) -> list[URLPattern]:
-        return [*health_urls(self.admin_site), *super().get_urls()]
-
-
-site = AdminSite(name="admin")
-site.register(OutboxMessage, Messages)
-urlpatterns = [path("admin/", site.urls)]
-
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
@@ -111,6 +98,16 @@ def test_numbers_stand_in_tables_and_in_the_plot(operator: Client) -> None:
     assert "1,200 messages delivered, 30 attempts failed and repeated, 4 messages given up" in plot
     assert re.search(r"1200 30 4 ", words(found[found.index("<details>") :]))
     assert re.search(r"Dead letters Reason Messages gone 1 ", words(found))
+
+
+def test_lanes_reasons_and_keys_lead_to_their_messages(operator: Client) -> None:
+    """One click from the number to the list of what it counts."""
+    message(state="quarantined", quarantine_reason="gone", settled_at=Now(), encryption_key_id="k 1&2")
+    message(state="expired", settled_at=Now())
+    lists = re.findall(r'href="([^"]*outboxmessage/\?[^"]*)"', page(operator))
+    assert len(lists) == 5
+    for address in map(html.unescape, lists):
+        assert operator.get(address).status_code == 200, address
 
 
 def test_names_from_the_table_are_text(operator: Client) -> None:
