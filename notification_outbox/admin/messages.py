@@ -83,9 +83,8 @@ class OutboxMessageAdmin(Base):
         return False
 
     def may(self, request: HttpRequest, what: str) -> bool:
-        """Say whether the user has the permission ``what`` on messages, besides seeing them."""
-        permission = f"{self.opts.app_label}.{what}_{self.opts.model_name}"
-        return self.has_view_permission(request) and request.user.has_perm(permission)
+        """Say whether the user has the permission ``what`` on messages; each view asks first whether he sees them."""
+        return request.user.has_perm(f"{self.opts.app_label}.{what}_{self.opts.model_name}")
 
     def has_requeue_permission(self, request: HttpRequest) -> bool:
         return self.may(request, "requeue")
@@ -211,9 +210,8 @@ class OutboxMessageAdmin(Base):
         entry = journal.begin(request, OutboxMessage, "reveal", message)
         revealed = reveal(message, conf.get().keyring)
         journal.finish(entry, "not opened" if revealed.problem else "shown")
-        response = self._page(request, message, {"revealed": revealed})
-        response["Cache-Control"] = "no-store"
-        return response
+        # the admin sends every page of its own with Cache-Control: no-store
+        return self._page(request, message, {"revealed": revealed})
 
     def _message(self, request: HttpRequest, object_id: str | int) -> OutboxMessage:
         """Return the message. Raises ``PermissionDenied``, or ``Http404`` when it was purged or never was."""
