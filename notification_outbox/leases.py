@@ -547,9 +547,10 @@ def send_now(ids: Iterable[int], *, using: str) -> int:
 
 def next_due(publishers: Iterable[str], *, using: str) -> float | None:
     """Return in how many seconds (0: now) the first row of these lanes may be taken; None when none waits."""
-    waits = []
+    waits: list[float] = []
     for publisher in publishers:
-        for state in (State.PENDING, State.IN_FLIGHT):
+        # a row that comes back between the first two looks was seen by neither
+        for state in (State.PENDING, State.IN_FLIGHT, State.PENDING):
             rows = _rows(using).filter(publisher=publisher, state=StateLiteral(state))
             first = (
                 rows.order_by("available_at", "id")

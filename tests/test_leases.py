@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from notification_outbox import enqueue, leases, operations, stats
 from notification_outbox.envelope import Claim
 from notification_outbox.leases import Settlement
-from notification_outbox.lifecycle import Answer, Outcome, QuarantineReason, Verdict
+from notification_outbox.lifecycle import Answer, Outcome, QuarantineReason, State, Verdict
 from notification_outbox.models import DeliveryAttempt, OutboxMessage
 from tests.tables import backlog
 
@@ -519,3 +519,18 @@ def _in_thread(work: Callable[[], object]) -> threading.Thread:
 def _fresh_connection() -> Iterator[None]:
     yield
     close_old_connections()
+
+
+def test_a_row_that_comes_back_between_two_looks_is_not_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--until-empty`` must not leave because a retry was in flight at the first look and waiting at the second."""
+    (row_id,) = make()
+    claim()
+    literal = leases.StateLiteral
+
+    def meanwhile(state: State) -> leases.StateLiteral:
+        if state is State.IN_FLIGHT:
+            OutboxMessage.objects.filter(id=row_id).update(state="pending", lease_token=None, leased_by="")
+        return literal(state)
+
+    monkeypatch.setattr(leases, "StateLiteral", meanwhile)
+    assert leases.next_due(["default"], using="default") is not None
