@@ -206,6 +206,10 @@ def test_an_enqueue_that_is_not_committed_yet_delays_no_mover(move: Callable[[Mo
             state=state, settled_at=Now(), retry_until=Now() - timedelta(days=1)
         )
     OutboxMessage.objects.filter(state="in_flight").update(available_at=Now())
+    later = list(free.values_list("id", flat=True)[:60])
+    OutboxMessage.objects.filter(id__in=later).update(
+        available_at=Now() + timedelta(hours=1), retry_until=Now() + timedelta(hours=1)
+    )
     moved: list[int] = []
 
     def run() -> None:
