@@ -39,5 +39,6 @@ def delete(rows: QuerySet[M], column: str, values: Sequence[int]) -> None:
         rows.filter(**{f"{column}__in": values}).delete()
         return
     # for many values MariaDB may walk a small table, and then its DELETE waits for every lock it meets
-    for value in values:
-        rows.filter(**{column: value}).delete()
+    # in id order, so that two who find the same rows by different indexes queue
+    for row_id in rows.filter(**{f"{column}__in": values}).order_by("id").values_list("id", flat=True):
+        rows.filter(id=row_id).delete()
