@@ -114,9 +114,12 @@ def _place_in_index(using: str) -> Callable[[uuid.UUID], bytes]:
 
 
 def _store_chunk(rows: Sequence[NewRow], using: str) -> dict[uuid.UUID, Stored]:
-    tells = connections[using].features.supports_update_conflicts_with_target
-    # elsewhere the insert locks what it meets: what is committed is met before, without a lock
-    stored = {} if tells else _find(rows, using)
+    connection = connections[using]
+    tells = connection.features.supports_update_conflicts_with_target
+    # elsewhere the insert locks what it meets: what is committed is met before, without a lock; but at
+    # SERIALIZABLE a look locks, too, and for a key that is not there a gap, which two callers keep from each other
+    looks_lock = getattr(connection, "isolation_level", None) == "serializable"
+    stored = {} if tells or looks_lock else _find(rows, using)
     for _try in range(3):
         if missing := [row for row in rows if row.name not in stored]:
             stored |= _insert(missing, using)
