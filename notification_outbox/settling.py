@@ -19,7 +19,7 @@ from .tally import Tally
 logger = logging.getLogger("notification_outbox")
 
 BATCH = 200
-PAUSE = 0.04
+PAUSE = 0.02
 
 
 class Settler:
@@ -46,8 +46,9 @@ class Settler:
         """Record until cancelled."""
         while True:
             await self._soon.wait()
-            # a short wait makes one transaction of many outcomes
-            await asyncio.sleep(PAUSE)
+            if len(self._unsettled) < BATCH:
+                # a short wait makes one transaction of many outcomes
+                await asyncio.sleep(PAUSE)
             batch = self._unsettled[:BATCH]
             del self._unsettled[:BATCH]
             if not self._unsettled:

@@ -206,7 +206,13 @@ class Worker:
                 if not found and not self._in_hand and self._done(due):
                     return
                 # due and not claimed: somebody holds it, or it must wait for its turn
-                await self._wait(self._stopping, min(pause, max(due, FIRST_POLL)) if due else pause)
+                seconds = min(pause, max(due, FIRST_POLL)) if due else pause
+                if self._until == "stopped" or not self._in_hand:
+                    await self._wait(self._stopping, seconds)
+                else:
+                    # the last to be recorded ends the work
+                    await self._wait(self._freed, seconds)
+                    self._freed.clear()
             pause = min(pause * POLL_GROWTH, self._poll_interval)
 
     def _done(self, due: float | None) -> bool:

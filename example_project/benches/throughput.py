@@ -30,7 +30,7 @@ from .measuring import Bar, Result, medians, wall
 
 RECEIVER = Path(__file__).resolve().parent / "receiver.py"
 CONCURRENT = 64
-MESSAGES = 5000
+MESSAGES = 20_000
 
 
 @contextmanager
