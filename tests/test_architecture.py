@@ -53,11 +53,13 @@ MAY_IMPORT = {
     # loop
     "database": "",
     "suspects": "envelope lifecycle",
-    "lanes": "conf delivery envelope publishers suspects",
-    "settling": "database leases tally",
+    "asking": "database",
+    "telling": "database leases lifecycle signals",
+    "lanes": "conf delivery envelope lifecycle publishers suspects",
+    "settling": "database envelope leases lifecycle tally",
     "housekeeping": "conf database leases tally",
-    "worker": "conf database delivery exceptions housekeeping lanes leases lifecycle settling signals stats suspects"
-    " tally",
+    "worker": "asking conf database housekeeping lanes leases lifecycle settling signals stats suspects tally"
+    " telling",
     # doors
     "checks": "conf drafts exceptions publishers reading",
     "apps": "checks",
