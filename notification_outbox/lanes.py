@@ -77,7 +77,7 @@ class Lane:
     def room(self) -> int:
         """How many more rows it may take."""
         # outcomes that cannot be recorded must not pile up without end
-        return min(self.capacity - self._open, 2 * self.capacity - len(self.held))
+        return min(self.capacity - self._open, 4 * self.capacity - len(self.held))
 
     @property
     def hungry(self) -> bool:

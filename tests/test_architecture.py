@@ -32,9 +32,10 @@ MAY_IMPORT = {
     "conf": "drafts envelope exceptions hosts lifecycle payloads reading signing",
     # wall: the outside world
     "resolver": "exceptions lifecycle",
-    "connector": "exceptions lifecycle resolver urls",
+    "wire": "",
+    "connector": "lifecycle resolver urls wire",
     "tls": "exceptions",
-    "transport": "connector exceptions lifecycle resolver tls urls",
+    "transport": "connector exceptions lifecycle resolver tls urls wire",
     "publishers": "conf drafts envelope exceptions lifecycle reading signing tls transport urls",
     # movers: the only code that moves a message, and counts what came of it
     "transactions": "",
