@@ -110,8 +110,7 @@ class Verdict(StrEnum):
     RELEASED = "released"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What one claim came to, in the words ``leases.settle`` understands.
 
     ``delay`` is the pause in seconds before a worker may take the message again (RETRY, RELEASED); None: the
@@ -125,7 +124,7 @@ class Outcome:
     reason: QuarantineReason | None = None
     error: str = ""
     rejections: int = 0
-    answer: Answer = Answer()  # noqa: RUF009 - a tuple, shared safely
+    answer: Answer = Answer()
 
 
 def patience(waited: float) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import trustme
 
+from notification_outbox import connector
 from notification_outbox.exceptions import (
     ConfigurationError,
     InvalidMessage,
@@ -443,6 +444,25 @@ async def test_idle_connections_are_bounded() -> None:
         for name in names[3:]:
             await transport.post(by_hand(f"https://{name}:{peer.port}/"), HEADERS, b"{}")
         assert peer.accepted == 5
+
+
+async def test_idle_connections_are_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers give up idle connections without a word: ours are closed first, also those that nobody asks for again."""
+    monkeypatch.setattr(connector, "KEEP_IDLE_SECONDS", 0.2)
+    async with meeting() as (peer, transport):
+        for _ in range(2):
+            await transport.post(peer.at(), HEADERS, b"{}")
+        assert peer.accepted == 1
+        await peer.until_open(0)
+
+
+async def test_a_connection_that_idled_too_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even when nobody has closed it yet."""
+    async with meeting() as (peer, transport):
+        await transport.post(peer.at(), HEADERS, b"{}")
+        monkeypatch.setattr(connector, "KEEP_IDLE_SECONDS", 0.0)
+        await transport.post(peer.at(), HEADERS, b"{}")
+        assert peer.accepted == 2
 
 
 @asynccontextmanager
