@@ -142,7 +142,7 @@ def test_the_map_names_nothing_that_is_not_used() -> None:
 
 def test_the_ground_knows_no_settings_tables_or_sockets() -> None:
     """Pure rooms stay pure: no ORM, no settings, no I/O."""
-    banned = ("django.db", "django.conf", "socket", "asyncio", "aiohttp", "httpx", "ssl")
+    banned = ("django.db", "django.conf", "socket", "asyncio", "httptools", "httpx", "ssl")
     for room, path, tree in modules():
         if room in GROUND:
             for name in foreign_imports(tree):
