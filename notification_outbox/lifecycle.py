@@ -168,7 +168,7 @@ def decide(
     """Return what becomes of a message whose attempt failed.
 
     ``attempts`` counts this attempt, ``rejections`` those in a row before it. A ``retry_after`` from the peer
-    is never undercut: the pause is the longer of its wish and our own.
+    is never undercut: the pause is the longer of its wish and our own, and jitter only adds to its wish.
     """
     refused = fault in (Fault.REJECTION, Fault.FORBIDDEN)
     rejections = rejections + 1 if refused else 0
@@ -178,9 +178,10 @@ def decide(
         reason = QuarantineReason.DESTINATION_FORBIDDEN if forbidden else QuarantineReason.REJECTED
     elif fault is not Fault.NAME and policy.max_attempts is not None and attempts >= policy.max_attempts:
         reason = QuarantineReason.ATTEMPTS_EXHAUSTED
+    wish = (retry_after or 0.0) * (1 + policy.jitter * dice())
     return Outcome(
         verdict=Verdict.QUARANTINED if reason else Verdict.RETRY,
-        delay=0.0 if reason else max(policy.pause(attempts, dice), retry_after or 0.0),
+        delay=0.0 if reason else max(policy.pause(attempts, dice), wish),
         reason=reason,
         error=code,
         rejections=rejections,

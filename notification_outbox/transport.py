@@ -14,8 +14,8 @@ import logging
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
+from .answers import Response
 from .connector import FORBIDDEN, Attempt, Connector, DialFailed
 from .exceptions import (
     ConfigurationError,
@@ -25,7 +25,7 @@ from .exceptions import (
     PublishFailed,
     TransientPublishError,
 )
-from .lifecycle import Answer, Fault, QuarantineReason
+from .lifecycle import Fault, QuarantineReason
 from .resolver import Resolver
 from .tls import client_context
 from .urls import Destination, DestinationPolicy
@@ -36,22 +36,6 @@ logger = logging.getLogger(__name__)
 # written here, or change where the message ends or what the line is for
 FRAMING = frozenset({"connection", "content-length", "expect", "host", "transfer-encoding", "upgrade"})
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-
-
-class Response(NamedTuple):
-    """The peer's final answer: ``status`` from 200 to 599. ``repr`` shows nothing that the peer wrote."""
-
-    status: int
-    raw_headers: list[tuple[bytes, bytes]]
-    answer: Answer
-
-    def __repr__(self) -> str:
-        return f"<Response {self.status} {self.answer}>"
-
-    @property
-    def headers(self) -> list[tuple[str, str]]:
-        """The header fields as pairs with lower-case names."""
-        return [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in self.raw_headers]
 
 
 class GuardedTransport:

@@ -32,11 +32,12 @@ MAY_IMPORT = {
     "conf": "drafts envelope exceptions hosts lifecycle payloads reading signing",
     # wall: the outside world
     "resolver": "exceptions lifecycle",
+    "answers": "exceptions lifecycle",
     "wire": "",
     "connector": "lifecycle resolver urls wire",
     "tls": "exceptions",
-    "transport": "connector exceptions lifecycle resolver tls urls wire",
-    "publishers": "conf drafts envelope exceptions lifecycle reading signing tls transport urls",
+    "transport": "answers connector exceptions lifecycle resolver tls urls wire",
+    "publishers": "answers conf drafts envelope exceptions lifecycle reading signing tls transport urls",
     # movers: the only code that moves a message, and counts what came of it
     "transactions": "",
     "tally": "models transactions",
