@@ -24,6 +24,10 @@ logger = logging.getLogger("notification_outbox")
 
 # seconds that a publisher may take to end a cancelled delivery, and to close
 LAST_STEP = 3.0
+# how much is in hand beyond what runs: what will be started in so many seconds, at least one round of the runners,
+# which is all that a slow receiver should keep from other workers, and at most so many rounds
+AHEAD_SECONDS = 0.1
+ROUNDS_AHEAD = 5
 # a crowd of small messages opened together costs half of what each costs on its own; a large one waits its turn
 OPENED_AHEAD = 64 * 1024
 
@@ -66,7 +70,10 @@ class Lane:
         self._broke = broke
         self.publisher: Publisher = build(settings)
         self._concurrency = concurrency or settings.concurrency
-        self.capacity = 3 * self._concurrency
+        self._ahead = self._concurrency
+        self.most = (1 + ROUNDS_AHEAD) * self._concurrency
+        self._ended_lately = 0
+        self._looked_at = float("-inf")
         self._waiting: asyncio.Queue[Held] = asyncio.Queue()
         self._runners: set[asyncio.Task[None]] = set()
         self.held: dict[int, Held] = {}
@@ -80,12 +87,20 @@ class Lane:
     def room(self) -> int:
         """How many more rows it may take."""
         # outcomes that cannot be recorded must not pile up without end
-        return min(self.capacity - self._open, 4 * self.capacity - len(self.held))
+        return min(self._concurrency + self._ahead - self._open, 2 * self.most - len(self.held))
 
     @property
     def hungry(self) -> bool:
         """Whether it is time for a claim: many small ones cost more than one, so a good part must be free."""
-        return not self.held or self.room >= self._concurrency
+        return not self.held or self.room >= max(self._concurrency, self._ahead // 3)
+
+    def look_ahead(self, now: float) -> None:
+        """After a claim: have as much in hand from now on as the pace since the last one suggests."""
+        pace = self._ended_lately / max(now - self._looked_at, 0.001)
+        rounds = min(max(pace * AHEAD_SECONDS / self._concurrency, 1.0), ROUNDS_AHEAD)
+        self._ahead = round(rounds * self._concurrency)
+        self._ended_lately = 0
+        self._looked_at = now
 
     def take(self, held: Held) -> None:
         """Take a claim in hand, to be delivered as soon as a runner is free."""
@@ -108,6 +123,7 @@ class Lane:
         if not held.closed:
             held.closed = True
             self._open -= 1
+            self._ended_lately += 1
 
     def drop(self, held: Held) -> None:
         """Take it out of hand, recorded or lost; a delivery that still runs is cancelled."""

@@ -91,13 +91,12 @@ class Worker:
         self._begin([])
 
     def _begin(self, lanes: list[Lane]) -> None:
-        self._stopping = asyncio.Event()
         self._freed = asyncio.Event()
         self._lanes = lanes
         # a copy of production that must not reach anybody claims nothing
         self._served = [] if self._settings.deliver == frozenset() else lanes
         self._left = self._max_messages
-        self._asker = Asker(self._stopping, again=self._ask_again, back=self._let_others_record)
+        self._asker = Asker(again=self._ask_again, back=self._let_others_record)
         self._broken: BaseException | None = None
         self._tally = Tally()
         self.went_round_at = float("-inf")
@@ -172,7 +171,7 @@ class Worker:
 
         Call it in the loop's thread. Before ``run()`` has begun it does nothing.
         """
-        self._stopping.set()
+        self._asker.stop()
         self._freed.set()
 
     def _broke(self, error: BaseException) -> None:
@@ -185,7 +184,7 @@ class Worker:
         """Claim whatever is due until told to stop or done."""
         pause = FIRST_POLL
         aliases = [lane.alias for lane in self._served]
-        while not self._stopping.is_set():
+        while not self._asker.stopping.is_set():
             self.went_round_at = time.monotonic()
             answers = [await self._claim(lane) for lane in self._served]
             asked = [claimed for claimed in answers if claimed is not None]
@@ -205,7 +204,7 @@ class Worker:
                 # due and not claimed: somebody holds it, or it must wait for its turn
                 seconds = min(pause, max(due, FIRST_POLL)) if due else pause
                 if self._until == "stopped" or not self._in_hand():
-                    await come(self._stopping, seconds)
+                    await come(self._asker.stopping, seconds)
                 else:
                     # the last to be recorded ends the work
                     await self._wait_for_hands(seconds)
@@ -259,6 +258,7 @@ class Worker:
         for claim in claimed.claims:
             # the lease's end by our clock counts from before the question was sent: early, never late
             lane.take(Held(claim, asked + lane.settings.lease))
+        lane.look_ahead(time.monotonic())
         return claimed
 
     async def _recover(self, lane: Lane) -> None:
@@ -269,9 +269,7 @@ class Worker:
         lane.recovered_at = now
         # not repeated: the first thing after an outage would be to take what others are about to record
         recovered = await self._asker.once(
-            lambda: self._claiming(
-                leases.recover, publisher=lane.alias, limit=lane.capacity, tally=self._tally
-            )
+            lambda: self._claiming(leases.recover, publisher=lane.alias, limit=lane.most, tally=self._tally)
         )
         if recovered is None:
             return
@@ -298,7 +296,7 @@ class Worker:
         if held.closed and outcome.verdict is not Verdict.DELIVERED:
             return  # only a success is a fact, however late
         lane.close(held)
-        if lane.hungry or self._stopping.is_set():
+        if lane.hungry or self._asker.stopping.is_set():
             self._freed.set()
         self._settler.add(held.claim, outcome, took)
 
