@@ -27,7 +27,7 @@ from .actions import ACTIONS, act, for_list
 from .facts import about, last_answer
 from .filters import FILTERS, PARAMETERS
 from .health import health_urls
-from .paging import BoundedPaginator
+from .paging import BoundedList, BoundedPaginator
 from .revealing import reveal
 
 if TYPE_CHECKING:
@@ -124,6 +124,9 @@ class OutboxMessageAdmin(Base):
         if term := request.GET.get("q"):
             narrowed.append(finding.search(term, conf.get(), self.get_queryset(request)).said)
         return " and ".join(narrowed) or "all"
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[BoundedList]:
+        return BoundedList
 
     @transaction.non_atomic_requests
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
