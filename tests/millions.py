@@ -37,7 +37,8 @@ SHAPES = f"""
 """
 SETTLED = "shape IN ('delivered', 'gone', 'rejected', 'rare', 'expired', 'cancelled')"
 VALUES = {
-    "publisher": "CASE WHEN shape = 'forgotten' THEN 'forgotten' WHEN n % 7 = 0 THEN 'mail' ELSE 'default' END",
+    "publisher": "CASE WHEN shape = 'forgotten' THEN 'forgotten' WHEN shape = 'rejected' THEN 'hooks' "
+    "WHEN n % 7 = 0 THEN 'mail' ELSE 'default' END",
     "notification_type": "'shop.event' || n % 12",
     "account_id": "CASE WHEN n % 5 = 0 THEN NULL WHEN n % 3 = 0 THEN 'elephant' ELSE (n % 5000)::text END",
     "destination": "'hooks' || n % 300 || '.example.com'",

@@ -5,35 +5,47 @@ Asked for by ``-m scale``. Each page is judged by what PostgreSQL does for it, w
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from notification_outbox import Draft, enqueue_many, leases, operations
 from notification_outbox.admin.actions import ACTIONS
 from notification_outbox.admin.filters import AgeFilter
+from notification_outbox.envelope import Message
 from notification_outbox.explain import Standing
 from notification_outbox.lifecycle import QuarantineReason
 from notification_outbox.models import DeliveryAttempt, OutboxMessage
+from notification_outbox.publishers import Publisher
+from notification_outbox.worker import Worker
 from tests import millions
+from tests.processes import ROOT, database_url, wait_until
 
 pytestmark = [pytest.mark.scale, pytest.mark.databases("postgresql")]
 
 LIST = "/admin/notification_outbox/outboxmessage/"
 BIG_TABLES = {OutboxMessage._meta.db_table, DeliveryAttempt._meta.db_table}
-MOST_QUERIES = 36
+MOST_QUERIES = 32
 # rows that one node of a plan may read
 MOST_ROWS = 50_000
 # seconds; the best of some tries, machines that run suites are shared
 MOST_TIME = 1.0
 TRIES = 3
+# rows that one transaction may move
+SHORT = 500
 
 STATES = [f"state={standing}" for standing in Standing]
 REASONS = [f"reason={reason}" for reason in QuarantineReason]
@@ -89,8 +101,7 @@ PAGES = [
     "o=-7.9",
     "all=",
 ]
-MANY = ["", "state=quarantined", "state=due", "reason=gone", "publisher=mail", "age=over-7d", "key=old"]
-MANY += [DESTINATIONS[0], "q=elephant"]
+MANY = ["", "state=due", "reason=gone", "publisher=mail", "age=over-7d", DESTINATIONS[0], "q=elephant"]
 FEW = "reason=tampered"
 
 
@@ -204,3 +215,138 @@ def test_a_question_about_selected_messages_costs_little(operator: Client, name:
     """A page full of them, and all that is dead for their destinations."""
     ids = list(range(100_002, 100_202, 2))
     check(lambda: operator.post(LIST, {"action": name, "_selected_action": ids, "index": "0"}))
+
+
+# what is done, and changes the rows: last
+
+
+class Unhurried(Publisher):
+    """Takes twenty milliseconds for a message."""
+
+    async def publish(self, message: Message) -> None:
+        await asyncio.sleep(0.02)
+
+
+class Watched:
+    """Stands in a mover's place, calls it, and notes when each call began and how many seconds it took."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.calls: list[tuple[float, float]] = []
+        self._mover = getattr(leases, name)
+        monkeypatch.setattr(leases, name, self)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        result = self._mover(*arguments, **named)
+        self.calls.append((began, time.perf_counter() - began))
+        return result
+
+
+def largest_transaction(ids: list[int]) -> int:
+    """Return how many of these rows one transaction wrote last, at most."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT max(n) FROM (SELECT count(*) AS n FROM {OutboxMessage._meta.db_table} "
+            "WHERE id = ANY(%s) AND attempts = 0 GROUP BY xmin) AS written",
+            [ids],
+        )
+        return int(cursor.fetchone()[0])
+
+
+def dead_of(reason: str) -> list[int]:
+    return list(OutboxMessage.objects.filter(quarantine_reason=reason).values_list("id", flat=True))
+
+
+def requeues(ids: list[int]) -> list[int]:
+    """Return how often these rows were requeued, each number once."""
+    return list(OutboxMessage.objects.filter(id__in=ids).values_list("requeues", flat=True).distinct())
+
+
+def test_fifty_thousand_are_requeued_in_the_admin_beside_a_worker(
+    operator: Client,
+    configure: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In one request well before web servers lose patience, in short transactions, and the worker of the same lane
+    goes on claiming and settling all the while.
+    """
+    configure(PUBLISHERS={"hooks": {"BACKEND": "tests.test_scale.Unhurried", "CONCURRENCY": {"worker": 16}}})
+    with transaction.atomic():
+        enqueue_many(Draft("t", {"n": n}, to="somewhere", publisher="hooks") for n in range(10_000))
+    dead = dead_of("rejected")
+    assert len(dead) == millions.INCIDENT
+    claims, settles = (Watched(monkeypatch, name) for name in ("claim", "settle"))
+    chosen = {
+        "action": "requeue",
+        "_selected_action": [1],
+        "select_across": "1",
+        "confirmed": "yes",
+        "index": "0",
+    }
+
+    def act() -> tuple[float, float, Any]:
+        began = time.perf_counter()
+        response = operator.post(f"{LIST}?reason=rejected", chosen)
+        connection.close()
+        return began, time.perf_counter(), response
+
+    async def scenario() -> tuple[float, float, Any]:
+        worker = Worker()
+        running = asyncio.create_task(worker.run())
+        await asyncio.to_thread(wait_until, lambda: settles.calls, "the first settle")
+        acted = await asyncio.to_thread(act)
+        worker.stop()
+        await running
+        return acted
+
+    began, ended, response = asyncio.run(scenario())
+    assert response.status_code == 302
+    entry = LogEntry.objects.get(change_message__startswith="requeue: ")
+    assert entry.change_message == f"requeue: reason=rejected; 20,000+ asked, {millions.INCIDENT} done"
+    assert requeues(dead) == [1]
+    assert largest_transaction(dead) <= SHORT
+    assert ended - began < 20
+
+    def during(watched: Watched) -> list[tuple[float, float]]:
+        return [(at, took) for at, took in watched.calls if began < at < ended]
+
+    assert max(took for _, took in during(claims)) < 1
+    assert max(took for _, took in during(settles)) < 1
+    times = [began, *(at for at, _ in during(settles)), ended]
+    assert max(later - sooner for sooner, later in itertools.pairwise(times)) < 2
+
+
+REQUEUE = """
+import django
+django.setup()
+from notification_outbox import operations
+from notification_outbox.models import OutboxMessage
+dead = OutboxMessage.objects.filter(quarantine_reason="gone")
+operations.requeue(dead, progress=lambda moved: print(moved, flush=True))
+"""
+
+
+def test_a_requeue_of_fifty_thousand_that_was_killed_is_done_by_calling_it_again() -> None:
+    """Every row is requeued once, in transactions of one chunk, whenever the first process died."""
+    dead = dead_of("gone")
+    assert len(dead) == millions.INCIDENT
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", REQUEUE],
+        cwd=ROOT,
+        env={**os.environ, "DATABASE_URL": database_url(), "DJANGO_SETTINGS_MODULE": "tests.settings"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) >= 20_000:
+                break
+        process.kill()
+    left = len(dead_of("gone"))
+    assert 0 < left <= millions.INCIDENT - 20_000
+    # its last transaction may have been committed after we looked
+    assert left - SHORT <= operations.requeue(OutboxMessage.objects.filter(quarantine_reason="gone"))
+    assert dead_of("gone") == []
+    assert requeues(dead) == [1]
+    assert largest_transaction(dead) <= SHORT

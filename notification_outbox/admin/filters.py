@@ -153,6 +153,14 @@ FILTERS = (StateFilter, ReasonFilter, PublisherFilter, AgeFilter, KeyFilter, Des
 PARAMETERS = frozenset(filter_class.parameter_name for filter_class in FILTERS)
 
 
+def searched(request: HttpRequest, term: str, rows: Rows) -> finding.Search:
+    """Return what a search term names; list, question and log of one request look it up once."""
+    known: dict[str, finding.Search] = request.__dict__.setdefault("_outbox_searched", {})
+    if term not in known:
+        known[term] = finding.search(term, conf.get(), rows)
+    return known[term]
+
+
 def sources(
     request: HttpRequest, rows: Rows, states: Collection[State] | None = None
 ) -> list[finding.Source]:
@@ -161,7 +169,7 @@ def sources(
     """
     asked, using = request.GET, rows.db
     if term := asked.get("q"):
-        return finding.search(term, conf.get(), rows).sources
+        return searched(request, term, rows).sources
     if key := asked.get("destination"):
         each: Collection[State | None] = states or [None]
         return [finding.of_destination(uuid.UUID(key), state=state, using=using) for state in each]
