@@ -465,12 +465,15 @@ def test_a_big_table_is_not_counted(operator: Client, monkeypatch: pytest.Monkey
 def test_a_list_says_when_not_all_were_looked_at(
     operator: Client, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
-    """It shows what fits of the newest, and does not pass it off as all there is."""
+    """It shows what fits of the newest, does not pass it off as all there is, and offers to act upon all."""
     ids = [make("quarantined", account_id="acct-7", encryption_key_id="test") for _ in range(5)]
-    assert "5 messages (" in text(operator.get(f"{LIST}?{query}"))
+    everything = text(operator.get(f"{LIST}?{query}"))
+    assert "5 messages (" in everything
+    assert "Select everything that matches" not in everything
     monkeypatch.setattr(finding, "NEWEST", 3)
     found = operator.get(f"{LIST}?{query}")
     assert "3 messages among 3 looked at" in text(found)
+    assert "Select everything that matches" in text(found)
     assert [row.pk for row in found.context["cl"].result_list] == ids[:1:-1]
 
 
