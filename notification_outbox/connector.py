@@ -1,254 +1,235 @@
-"""The connections beneath ``transport``: who may be dialled, what a peer may send, which one serves again.
+"""The connections beneath ``transport``: who may be dialled, and which connection serves again.
 
-Judging happens twice, because neither place sees everything: names are judged when resolved, and each socket
-when it is opened, which is the only place that meets literal addresses. An answer counts only when nothing
-but it could have come: a connection that said a word unasked is never used again. What was sent and what the
-answer means is not known here.
-
-aiohttp's private ``BaseConnector._factory`` and its protocol class ``ResponseHandler`` are used; a test fails
-when either moves. The attempt under way is found through a context variable, since aiohttp passes nothing on.
+Every dial goes to an address that was judged here, a moment before, for the host and port it is dialled for;
+names and literal addresses come the same way. One refused address spoils its name. Connections are kept by
+scheme, host and port, so two names on one address have one each. What is sent and answered is not known here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections import OrderedDict
-from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, cast
+from ipaddress import ip_address
+from typing import Any, TypeAlias
 
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.client_proto import ResponseHandler
+from aiohappyeyeballs import start_connection
 
-from .exceptions import PublishFailed, TransientPublishError
-from .lifecycle import Fault
-from .resolver import Resolver
-from .urls import DestinationPolicy
+from .lifecycle import Answer, Fault
+from .resolver import Address, Resolver
+from .urls import Destination, DestinationPolicy
+from .wire import Wire
 
-HEAD_BYTES = 64 * 1024  # all a peer may send before its final head ends, 1xx answers included
 KEEP_IDLE_SECONDS = 8.0
+# how long an address may take before the next one is tried beside it (RFC 8305, section 5)
+NEXT_ADDRESS_SECONDS = 0.25
 FORBIDDEN = ("forbidden_address", Fault.FORBIDDEN)
+
+# means of this machine that ran out: no destination is to blame
+LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL})
+
+_Info: TypeAlias = tuple[int, int, int, str, tuple[Any, ...]]
 
 
 @dataclass(slots=True)
 class Attempt:
-    """How far one ``post()`` got.
+    """How far one ``post()`` got: the phase, the peer's ``address:port``."""
 
-    ``failure`` is a code, and whose fault it is (None: ours), that our own hooks found out; it counts before
-    whatever aiohttp makes of it.
-    """
-
-    host: str = ""
-    port: int = 0
     phase: str = ""
     peer: str = ""
-    failure: tuple[str, Fault | None] | None = None
-    wire: Wire | None = None
-    reused: bool = False
-    fresh_only: bool = False
+
+    def answer(self, status: int | None = None) -> Answer:
+        return Answer(status, self.phase, self.peer)
 
 
-current: ContextVar[Attempt] = ContextVar("notification_outbox_attempt")
+class DialFailed(Exception):
+    """No connection: a code, and whose fault it is (None: this machine's)."""
+
+    def __init__(self, code: str, fault: Fault | None = Fault.DESTINATION) -> None:
+        super().__init__(code)
+        self.code = code
+        self.fault = fault
 
 
-class _RefusedError(OSError):
-    """A dial was refused here. Only an OSError passes aiohttp's race of addresses; the attempt knows more."""
+class Connector:
+    """Dials, keeps and hands out the connections of one event loop.
 
-
-class Wire(ResponseHandler):
-    """One connection: counts what arrives, ends what floods or speaks unasked, says if it may serve again.
-
-    ``got`` counts bytes, ``before`` is ``got`` when the present exchange began, ``headed`` says that its
-    final head came, ``accepted`` that it was a 2xx.
+    ``patience`` in seconds bounds each round over a name's addresses, TLS included. ``max_idle`` connections wait
+    for later messages, each at most ``KEEP_IDLE_SECONDS``.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, idle: _Idle) -> None:
-        super().__init__(loop)
-        self.peer = ""
-        self.got = 0
-        self.before = 0
-        self.uses = 0
-        self.headed = False
-        self.accepted = False
-        self.flooded = False
-        self._ended = False
-        self._body: aiohttp.StreamReader | None = None
-        self._idle = idle
-
-    def begin(self) -> None:
-        """A new exchange starts on this connection."""
-        self._idle.forget(self)
-        self.uses += 1
-        self.before = self.got
-        self.headed = False
-        self.accepted = False
-        self._ended = False
-        self._body = None
-
-    @property
-    def should_close(self) -> bool:
-        # aiohttp asks when an exchange ends; only an accepted message leaves the line in a known state
-        return super().should_close or not self.accepted
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.peer = _peer(transport.get_extra_info("peername"))
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._idle.forget(self)
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        self.got += len(data)
-        start = 0
-        # aiohttp forgets a head when what came in one piece with it is broken, so each head goes in alone
-        while not self.headed and start < len(data):
-            blank = data.find(b"\r\n\r\n", start)
-            end = len(data) if blank < 0 else blank + 4
-            super().data_received(data[start:end])
-            start = end
-            if not self.headed and self.got - len(data) + end - self.before > HEAD_BYTES:
-                self.flooded = True
-                self.abort()
-                return
-        self._note_end()
-        if start == len(data):
-            return
-        if self._ended:
-            # nobody asked for this: on a kept connection it would pass for the next message's answer
-            self.close()
-            return
-        super().data_received(data[start:])
-        self._note_end()
-
-    def _note_end(self) -> None:
-        if not self._ended and self._body is not None and self._body.is_eof():
-            self._ended = True
-            if self.accepted:
-                self._idle.park(self)
-
-    def feed_data(self, data: Any, size: int = 0) -> None:
-        head, body = data
-        if head.code >= 200 or head.code == 101:
-            self.headed = True
-            self.accepted = 200 <= head.code < 300
-            self._body = body
-        super().feed_data(data, size)
-
-
-class _Idle:
-    """The connections between two exchanges. aiohttp bounds only those in use: 300 hosts were 300 sockets."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._wires: OrderedDict[Wire, None] = OrderedDict()
-
-    def park(self, wire: Wire) -> None:
-        self._wires[wire] = None
-        if len(self._wires) > self._limit:
-            longest, _ = self._wires.popitem(last=False)
-            longest.close()
-
-    def forget(self, wire: Wire) -> None:
-        self._wires.pop(wire, None)
-
-
-class Connector(aiohttp.TCPConnector):
-    """Judges every dial, hands out connections that are in order, and bounds those that idle."""
-
     def __init__(
-        self, policy: DestinationPolicy, resolver: Resolver, *, context: ssl.SSLContext, max_idle: int
+        self,
+        policy: DestinationPolicy,
+        resolver: Resolver,
+        *,
+        context: ssl.SSLContext,
+        patience: float,
+        max_idle: int,
     ) -> None:
-        super().__init__(
-            resolver=_JudgedNames(policy, resolver),
-            use_dns_cache=False,
-            limit=0,
-            socket_factory=self._judged_socket,
-            ssl=context,
-            keepalive_timeout=KEEP_IDLE_SECONDS,
-        )
-        self._policy = policy
-        self._idle = _Idle(max_idle)
-        self._factory = self._new_wire  # type: ignore[assignment]
-
-    async def connect(self, *args: Any, **kwargs: Any) -> aiohttp.connector.Connection:
-        """Return a connection and note what it means for the attempt under way."""
-        attempt = current.get()
-        while True:
-            connection = await super().connect(*args, **kwargs)
-            wire = cast(Wire, connection.protocol)
-            if wire.uses == 0 or not attempt.fresh_only:
-                break
-            connection.close()
-        attempt.reused = wire.uses > 0
-        attempt.wire = wire
-        attempt.peer = wire.peer
-        attempt.phase = "sent"
-        wire.begin()
-        return connection
-
-    def _new_wire(self) -> Wire:
-        # called once TCP stands and TLS is about to start, in the task of the request
-        current.get().phase = "tls"
-        return Wire(self._loop, self._idle)
-
-    def _judged_socket(self, info: Any) -> socket.socket:
-        """Open a socket to an address the policy allows. Literals come here without meeting the resolver."""
-        family, kind, protocol, _, (address, port, *_rest) = info
-        attempt = current.get()
-        attempt.phase = "dial"
-        if self._policy.judge(attempt.host, attempt.port, address) is not None or port != attempt.port:
-            attempt.failure = FORBIDDEN
-            raise _RefusedError
-        attempt.peer = _peer((address, port))
-        return socket.socket(family, kind, protocol)
-
-
-class _JudgedNames(AbstractResolver):
-    """Gives aiohttp the addresses of a name, all of them judged: one bad answer spoils the name."""
-
-    def __init__(self, policy: DestinationPolicy, resolver: Resolver) -> None:
         self._policy = policy
         self._resolver = resolver
+        self._context = context
+        self._patience = patience
+        self._max_idle = max_idle
+        self._loop = asyncio.get_running_loop()
+        self._wires: set[Wire] = set()
+        # longest idle first
+        self._idle: OrderedDict[Wire, Destination] = OrderedDict()
+        self._by_destination: dict[tuple[str, str, int], list[Wire]] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._closed = False
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        attempt = current.get()
-        try:
-            addresses = await self._resolver.resolve(host)
-        except PublishFailed as error:
-            attempt.failure = (error.code, error.fault)
-            raise _RefusedError from None
-        except TransientPublishError as error:
-            attempt.failure = (error.code, None)
-            raise _RefusedError from None
-        if any(self._policy.judge(host, port, address) is not None for address in addresses):
-            attempt.failure = FORBIDDEN
-            raise _RefusedError
-        return [
-            ResolveResult(
-                hostname=host,
-                host=str(address),  # anything but a canonical literal would be looked up again
-                port=port,
-                family=socket.AF_INET6 if address.version == 6 else socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for address in addresses
-        ]
+    def kept(self, destination: Destination) -> Wire | None:
+        """Return a connection that is open already, the one used last."""
+        wires = self._by_destination.get(_key(destination))
+        while wires:
+            wire = wires[-1]
+            self._forget(wire)
+            if self._loop.time() - wire.parked_at < KEEP_IDLE_SECONDS:
+                return wire
+            wire.close()
+        return None
+
+    def park(self, wire: Wire, destination: Destination) -> None:
+        """Keep a connection for later messages to the same destination; beyond the limit the longest idle goes."""
+        wire.parked_at = self._loop.time()
+        self._idle[wire] = destination
+        self._by_destination.setdefault(_key(destination), []).append(wire)
+        if len(self._idle) > self._max_idle:
+            self._hang_up(next(iter(self._idle)))
+        if self._sweeping is None:
+            self._sweeping = self._loop.call_later(KEEP_IDLE_SECONDS, self._sweep)
+
+    def drop_kept(self, destination: Destination) -> None:
+        """Close what is kept for a destination that has given one of them up: the others will be stale too."""
+        for wire in list(self._by_destination.get(_key(destination), ())):
+            self._hang_up(wire)
+
+    async def dial(self, destination: Destination, attempt: Attempt) -> Wire:
+        """Return a new connection. Raises ``DialFailed``, ``TimeoutError`` or what the resolver raises."""
+        attempt.phase = "dns"
+        left = [_info(address, destination.port) for address in await self._judged(destination)]
+        while True:
+            attempt.phase = "dial"
+            tried = None
+            try:
+                async with asyncio.timeout(self._patience):
+                    connected = await start_connection(
+                        left,
+                        happy_eyeballs_delay=NEXT_ADDRESS_SECONDS,
+                        socket_factory=lambda info: _open(info, attempt),
+                    )
+                    tried = connected.getpeername()
+                    attempt.peer = _spelled(tried)
+                    return await self._speak(connected, destination, attempt)
+            except (OSError, TimeoutError) as error:
+                # whoever answered the dial and failed in TLS leaves the others a chance
+                left = [info for info in left if tried is not None and info[4][:2] != tried[:2]]
+                if not left:
+                    raise _explained(error, attempt) from None
 
     async def close(self) -> None:
-        """The resolver belongs to the transport."""
+        """Close every connection; exchanges under way end with ``reset``."""
+        self._closed = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        going = [wire.gone for wire in self._wires]
+        for wire in list(self._wires):
+            wire.abort()
+        await asyncio.gather(*going)
+
+    async def _judged(self, destination: Destination) -> tuple[Address, ...]:
+        host = destination.host
+        try:
+            addresses: tuple[Address, ...] = (ip_address(host),)
+        except ValueError:
+            addresses = await self._resolver.resolve(host)
+        if any(self._policy.judge(host, destination.port, address) is not None for address in addresses):
+            raise DialFailed(*FORBIDDEN)
+        return addresses
+
+    async def _speak(self, connected: socket.socket, destination: Destination, attempt: Attempt) -> Wire:
+        """Return the wire over a connected socket, which is closed when that fails."""
+        secure = destination.scheme == "https"
+        try:
+            if self._closed:
+                raise ConnectionResetError
+            _, wire = await self._loop.create_connection(lambda: Wire(self._gone), sock=connected)
+            if secure:
+                attempt.phase = "tls"
+            await wire.start(self._context if secure else None, destination.host)
+        except BaseException:
+            connected.close()
+            raise
+        wire.peer = attempt.peer
+        self._wires.add(wire)
+        return wire
+
+    def _gone(self, wire: Wire) -> None:
+        self._wires.discard(wire)
+        self._forget(wire)
+
+    def _forget(self, wire: Wire) -> None:
+        destination = self._idle.pop(wire, None)
+        if destination is not None:
+            key = _key(destination)
+            wires = self._by_destination[key]
+            wires.remove(wire)
+            if not wires:
+                del self._by_destination[key]
+
+    def _hang_up(self, wire: Wire) -> None:
+        self._forget(wire)
+        wire.close()
+
+    def _sweep(self) -> None:
+        """Close what idled too long; come again when the next one will have."""
+        self._sweeping = None
+        now = self._loop.time()
+        while self._idle:
+            longest = next(iter(self._idle))
+            left = longest.parked_at + KEEP_IDLE_SECONDS - now
+            if left > 0:
+                self._sweeping = self._loop.call_later(left, self._sweep)
+                return
+            self._hang_up(longest)
 
 
-def _peer(address: Sequence[Any] | None) -> str:
-    """Write a socket address as ``address:port``; '' when the connection was gone before it was asked."""
-    if not address:
-        return ""
+def _key(destination: Destination) -> tuple[str, str, int]:
+    return destination.scheme, destination.host, destination.port
+
+
+def _info(address: Address, port: int) -> _Info:
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    where = (str(address), port, 0, 0) if address.version == 6 else (str(address), port)
+    return family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", where
+
+
+def _open(info: _Info, attempt: Attempt) -> socket.socket:
+    attempt.peer = _spelled(info[4])
+    return socket.socket(*info[:3])
+
+
+def _explained(error: Exception, attempt: Attempt) -> Exception:
+    """Return what a failed dial says of the destination: of a foreign error only the kind is used."""
+    match error:
+        case TimeoutError() if not error.errno:
+            return TimeoutError()
+        case OSError(errno=number) if number in LOCAL_ERRORS:
+            return DialFailed(f"local_{errno.errorcode[number].lower()}", None)
+        case ssl.SSLError():
+            return DialFailed("tls")
+        case ConnectionRefusedError():
+            return DialFailed("refused")
+        case _:
+            return DialFailed("unreachable" if attempt.phase == "dial" else "reset")
+
+
+def _spelled(address: tuple[Any, ...]) -> str:
+    """Write a socket address as ``address:port``."""
     host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,6 +1,7 @@
-"""One claim in, one outcome out: open, publish, classify. Knows neither the table nor the loop.
+"""One claim in, one outcome out: ``prepare`` opens it, ``publish`` sends it, what either raises is classified.
 
-Whatever a publisher raises ends here, as a code: its text, which may hold a URL or a payload, goes no further.
+Knows neither the table nor the loop. Whatever a publisher raises ends here, as a code: its text, which may hold a
+URL or a payload, goes no further.
 """
 
 from __future__ import annotations
@@ -46,20 +47,33 @@ class Rules:
     deliver: frozenset[str] | None = None
 
 
-async def deliver(
-    claim: Claim, publisher: Publisher, *, keyring: Keyring, rules: Rules, policy: RetryPolicy, timeout: float
-) -> Outcome:
-    """Deliver one claimed message and say what came of it. ``timeout`` in seconds bounds the whole attempt."""
+def prepare(
+    claim: Claim, publisher: Publisher, *, keyring: Keyring, rules: Rules, policy: RetryPolicy
+) -> Message | Outcome:
+    """Open a claimed message and hold it to the rules; return it, or what came of it instead."""
     try:
         content = open_claim(claim, keyring)
         if rules.deliver is not None and claim.binding.destination not in rules.deliver:
             return _for_another_worker(NOT_HERE)
         message = as_message(claim, content)
         check(message, publisher, rules, checked=content.checked)
-        async with asyncio.timeout(timeout):
-            answer = await publisher.publish(message)
+        return message
     except (Exception, SystemExit) as error:
         # code that leaves its program must not take the worker with it
+        return classify(error, claim, policy)
+
+
+async def publish(
+    message: Message, claim: Claim, publisher: Publisher, *, policy: RetryPolicy, timeout: float
+) -> Outcome:
+    """Publish a claim's message and say what came of it. ``timeout`` in seconds bounds the attempt."""
+    try:
+        if publisher.own_timeout is not None and publisher.own_timeout <= timeout:
+            answer = await publisher.publish(message)
+        else:
+            async with asyncio.timeout(timeout):
+                answer = await publisher.publish(message)
+    except (Exception, SystemExit) as error:
         return classify(error, claim, policy)
     return Outcome(Verdict.DELIVERED, answer=answer or Answer())
 

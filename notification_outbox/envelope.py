@@ -48,8 +48,10 @@ def derive(secret: bytes, label: str, length: int = KEY_BYTES, salt: bytes | Non
     return HKDF(algorithm=SHA256(), length=length, salt=salt, info=info).derive(secret)
 
 
-# made once: json.dumps() makes an encoder for every call that differs from its defaults
+# made once: json.dumps() makes an encoder for every call that differs from its defaults, json.loads() guesses
+# encodings
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode = json.JSONDecoder().decode
 
 
 def canonical(values: Iterable[object]) -> bytes:
@@ -298,7 +300,7 @@ def open_sealed(sealed: bytes, binding: Binding, keyring: Keyring) -> Content:
     if plaintext is None:
         raise Tampered
     end = HEAD.size + HEAD.unpack_from(plaintext)[0]
-    content_type, headers, destination, checked = json.loads(plaintext[HEAD.size : end])
+    content_type, headers, destination, checked = _decode(plaintext[HEAD.size : end].decode())
     return Content(
         body=plaintext[end:],
         content_type=content_type,

@@ -110,8 +110,7 @@ class Verdict(StrEnum):
     RELEASED = "released"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What one claim came to, in the words ``leases.settle`` understands.
 
     ``delay`` is the pause in seconds before a worker may take the message again (RETRY, RELEASED); None: the
@@ -125,7 +124,7 @@ class Outcome:
     reason: QuarantineReason | None = None
     error: str = ""
     rejections: int = 0
-    answer: Answer = Answer()  # noqa: RUF009 - a tuple, shared safely
+    answer: Answer = Answer()
 
 
 def patience(waited: float) -> float:
@@ -169,7 +168,7 @@ def decide(
     """Return what becomes of a message whose attempt failed.
 
     ``attempts`` counts this attempt, ``rejections`` those in a row before it. A ``retry_after`` from the peer
-    is never undercut: the pause is the longer of its wish and our own.
+    is never undercut: the pause is the longer of its wish and our own, and jitter only adds to its wish.
     """
     refused = fault in (Fault.REJECTION, Fault.FORBIDDEN)
     rejections = rejections + 1 if refused else 0
@@ -179,9 +178,10 @@ def decide(
         reason = QuarantineReason.DESTINATION_FORBIDDEN if forbidden else QuarantineReason.REJECTED
     elif fault is not Fault.NAME and policy.max_attempts is not None and attempts >= policy.max_attempts:
         reason = QuarantineReason.ATTEMPTS_EXHAUSTED
+    wish = (retry_after or 0.0) * (1 + policy.jitter * dice())
     return Outcome(
         verdict=Verdict.QUARANTINED if reason else Verdict.RETRY,
-        delay=0.0 if reason else max(policy.pause(attempts, dice), retry_after or 0.0),
+        delay=0.0 if reason else max(policy.pause(attempts, dice), wish),
         reason=reason,
         error=code,
         rejections=rejections,

@@ -13,33 +13,58 @@ from django.db import DataError, Error, IntegrityError
 
 from . import leases
 from .database import DatabaseThread, Outage
+from .envelope import Claim
 from .leases import Settlement
+from .lifecycle import Outcome, Verdict
 from .tally import Tally
 
 logger = logging.getLogger("notification_outbox")
 
 BATCH = 200
 PAUSE = 0.02
+LEVELS = {Verdict.DELIVERED: logging.DEBUG, Verdict.QUARANTINED: logging.WARNING}
 
 
 class Settler:
-    """Takes outcomes at any time and records them; ``recorded(batch, lost)`` is told what became of a batch."""
+    """Takes outcomes at any time and records them; ``recorded(batch, lost)`` is told what became of a batch.
+
+    ``log_attempts`` as in the settings: which attempts get a row, marked with ``worker_id``.
+    """
 
     def __init__(
         self,
         database: DatabaseThread,
         recorded: Callable[[list[Settlement], list[Settlement]], None],
+        *,
+        worker_id: str,
+        log_attempts: str,
     ) -> None:
         self._database = database
         self._recorded = recorded
+        self._worker_id = worker_id
+        self._log_attempts = log_attempts
         self._unsettled: list[Settlement] = []
         self._soon = asyncio.Event()
         self._tally = Tally()
         self.outage = Outage("settle")
 
-    def add(self, settlement: Settlement) -> None:
-        """Have an outcome recorded soon."""
-        self._unsettled.append(settlement)
+    def add(self, claim: Claim, outcome: Outcome, took: float | None) -> None:
+        """Have an outcome recorded soon, with the seconds it ``took`` if it was attempted."""
+        handed_back = outcome.verdict is Verdict.RELEASED and not outcome.error
+        logger.log(
+            logging.DEBUG if handed_back else LEVELS.get(outcome.verdict, logging.INFO),
+            "outbox deliver id=%s publisher=%s attempt=%s outcome=%s error=%s",
+            claim.id,
+            claim.binding.publisher,
+            claim.attempt,
+            outcome.verdict,
+            outcome.error,
+        )
+        if self._log_attempts == "none" or (
+            self._log_attempts == "failures" and outcome.verdict is Verdict.DELIVERED
+        ):
+            took = None
+        self._unsettled.append(Settlement(claim, outcome, self._worker_id, took))
         self._soon.set()
 
     async def run(self) -> None:

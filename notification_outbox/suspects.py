@@ -40,9 +40,11 @@ class Suspects:
     def ask(self, now: float, patience: float = float("inf")) -> Terms | None:
         """Return the terms of a claim, or None while nothing may be claimed; what it brings goes to ``answered``.
 
-        Hands that are not free after ``patience`` seconds are waited for later: their database may be away.
+        What is not over after ``patience`` seconds, the wait for free hands and the lone message's own attempt, is
+        waited for no longer: some database may be away or hang.
         """
-        if self._since is not None and now - self._since > patience and not self._alone:
+        if self._since is not None and now - self._since > patience:
+            self._alone = False
             self._rest(now)
         if self._alone or (self._since is not None and self._in_hand):
             return None
@@ -64,6 +66,9 @@ class Suspects:
             self._alone = any(claim.lost_leases >= LONE_AT for claim in claims)
             if not self._alone:
                 self._rest(now)
+            elif self._since is None:
+                # it came so late that nobody waited for it any more
+                self._since = now
         elif lone_met and self._since is None:
             self._since = now
 

@@ -32,10 +32,12 @@ MAY_IMPORT = {
     "conf": "drafts envelope exceptions hosts lifecycle payloads reading signing",
     # wall: the outside world
     "resolver": "exceptions lifecycle",
-    "connector": "exceptions lifecycle resolver urls",
+    "answers": "exceptions lifecycle",
+    "wire": "",
+    "connector": "lifecycle resolver urls wire",
     "tls": "exceptions",
-    "transport": "connector exceptions lifecycle resolver tls urls",
-    "publishers": "conf drafts envelope exceptions lifecycle reading signing tls transport urls",
+    "transport": "answers connector exceptions lifecycle resolver tls urls wire",
+    "publishers": "answers conf drafts envelope exceptions lifecycle reading signing tls transport urls",
     # movers: the only code that moves a message, and counts what came of it
     "transactions": "",
     "tally": "models transactions",
@@ -53,11 +55,13 @@ MAY_IMPORT = {
     # loop
     "database": "",
     "suspects": "envelope lifecycle",
-    "lanes": "conf delivery envelope publishers suspects",
-    "settling": "database leases tally",
+    "asking": "database",
+    "telling": "database leases lifecycle signals",
+    "lanes": "conf delivery envelope lifecycle publishers suspects",
+    "settling": "database envelope leases lifecycle tally",
     "housekeeping": "conf database leases tally",
-    "worker": "conf database delivery exceptions housekeeping lanes leases lifecycle settling signals stats suspects"
-    " tally",
+    "worker": "asking conf database housekeeping lanes leases lifecycle settling signals stats suspects tally"
+    " telling",
     # doors
     "checks": "conf drafts exceptions publishers reading",
     "apps": "checks",
@@ -139,7 +143,7 @@ def test_the_map_names_nothing_that_is_not_used() -> None:
 
 def test_the_ground_knows_no_settings_tables_or_sockets() -> None:
     """Pure rooms stay pure: no ORM, no settings, no I/O."""
-    banned = ("django.db", "django.conf", "socket", "asyncio", "aiohttp", "httpx", "ssl")
+    banned = ("django.db", "django.conf", "socket", "asyncio", "httptools", "httpx", "ssl")
     for room, path, tree in modules():
         if room in GROUND:
             for name in foreign_imports(tree):

@@ -22,8 +22,9 @@ import pytest
 from django.db import connection
 
 from notification_outbox import housekeeping, leases
+from notification_outbox.asking import LAST_ANSWER
 from notification_outbox.models import DeliveryAttempt, OutboxMessage
-from notification_outbox.worker import LAST_ANSWER, Worker
+from notification_outbox.worker import Worker
 from tests.processes import ROOT, Outbox, Started, database_url, wait_until
 from tests.receiver import Received
 
@@ -193,6 +194,7 @@ def test_a_database_stopped_for_longer_than_a_lease_loses_and_repeats_nothing(ou
         assert process.wait() == 0
         assert own.states() == {("delivered", 1): 1000}
     assert set(sent(outbox).values()) == {1}
+    assert process.log.count("database away role=settle") == 1
     for role in ("claim", "settle"):
         assert process.log.count(f"database away role={role}") <= 1
         assert process.log.count(f"database back role={role}") == process.log.count(

@@ -20,6 +20,7 @@ from notification_outbox.envelope import Claim
 from notification_outbox.leases import Settlement
 from notification_outbox.lifecycle import Answer, Outcome, QuarantineReason, State, Verdict
 from notification_outbox.models import DeliveryAttempt, OutboxMessage
+from notification_outbox.transactions import short_transaction
 from tests.tables import backlog
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -434,13 +435,13 @@ def test_movers_run_read_committed_whatever_the_project_says(default: str) -> No
             cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {default.upper()}")
     try:
         if connection.vendor == "postgresql":
-            with leases.short_transaction("default"):
+            with short_transaction("default"):
                 seen.append(_isolation(ask))
             assert seen == ["read committed"]
         else:
             # MariaDB does not show the level of the running transaction: what it sees tells
             (row_id,) = make()
-            with leases.short_transaction("default"):
+            with short_transaction("default"):
                 row(row_id)
                 _in_thread(lambda: OutboxMessage.objects.filter(id=row_id).update(attempts=7)).join()
                 assert row(row_id).attempts == 7
@@ -532,5 +533,5 @@ def test_a_row_that_comes_back_between_two_looks_is_not_overlooked(monkeypatch: 
             OutboxMessage.objects.filter(id=row_id).update(state="pending", lease_token=None, leased_by="")
         return literal(state)
 
-    monkeypatch.setattr(leases, "StateLiteral", meanwhile)
+    monkeypatch.setattr(leases.claiming, "StateLiteral", meanwhile)
     assert leases.next_due(["default"], using="default") is not None

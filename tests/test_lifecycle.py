@@ -56,6 +56,21 @@ def test_without_a_limit_rejections_are_retried_until_time_runs_out() -> None:
     assert outcome.verdict is Verdict.RETRY
 
 
+@pytest.mark.parametrize(("dice", "pause"), [(0.0, 120), (0.5, 135), (1.0, 150)])
+def test_jitter_only_adds_to_a_peers_wish(dice: float, pause: float) -> None:
+    """A crowd that was sent away together does not come back together, and none of it too early."""
+    outcome = decide(
+        Fault.DESTINATION,
+        code="x",
+        attempts=1,
+        rejections=0,
+        policy=RetryPolicy(jitter=0.25),
+        retry_after=120,
+        dice=lambda: dice,
+    )
+    assert outcome.delay == pause
+
+
 @pytest.mark.parametrize(("wish", "pause"), [(None, 5), (1.0, 5), (60.0, 60)])
 def test_a_peers_wish_is_never_undercut(wish: float | None, pause: float) -> None:
     """``retry_after`` can only lengthen our own pause."""

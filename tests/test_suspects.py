@@ -188,3 +188,23 @@ def test_hands_that_are_not_free_in_time_are_waited_for_later() -> None:
     assert terms.lone is Lone.SKIPPED
     process.answered(terms, [], lone_met=False, now=22.0)
     assert terms_at(process, 22.0 + (SHARE - 1) * 21.0).lone is Lone.REPORTED
+
+
+def test_a_lone_message_whose_database_hangs_does_not_keep_the_others_waiting() -> None:
+    """Its question without an answer, or its outcome without a record: after ``patience`` the rest goes on."""
+    process = Suspects()
+    hanging = terms_at(process, 0.0)
+    assert process.ask(10.0, patience=20.0) is None
+    terms = process.ask(21.0, patience=20.0)
+    assert terms is not None
+    assert terms.lone is Lone.SKIPPED
+    process.answered(terms, [], lone_met=False, now=21.0)
+    # the answer comes late, with a lone one: it has the process to itself, and patience counts from here
+    lone = fake(LONE_AT)
+    process.answered(hanging, [lone], lone_met=False, now=30.0)
+    assert process.ask(49.0, patience=20.0) is None
+    terms = process.ask(51.0, patience=20.0)
+    assert terms is not None
+    process.answered(terms, [], lone_met=False, now=51.0)
+    process.drop(lone, 60.0)
+    assert process.ask(60.0, patience=20.0) is not None

@@ -12,11 +12,10 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import trustme
-from aiohttp.client_proto import ResponseHandler
 
+from notification_outbox import connector
 from notification_outbox.exceptions import (
     ConfigurationError,
     InvalidMessage,
@@ -447,6 +446,25 @@ async def test_idle_connections_are_bounded() -> None:
         assert peer.accepted == 5
 
 
+async def test_idle_connections_are_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers give up idle connections without a word: ours are closed first, also those that nobody asks for again."""
+    monkeypatch.setattr(connector, "KEEP_IDLE_SECONDS", 0.2)
+    async with meeting() as (peer, transport):
+        for _ in range(2):
+            await transport.post(peer.at(), HEADERS, b"{}")
+        assert peer.accepted == 1
+        await peer.until_open(0)
+
+
+async def test_a_connection_that_idled_too_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even when nobody has closed it yet."""
+    async with meeting() as (peer, transport):
+        await transport.post(peer.at(), HEADERS, b"{}")
+        monkeypatch.setattr(connector, "KEEP_IDLE_SECONDS", 0.0)
+        await transport.post(peer.at(), HEADERS, b"{}")
+        assert peer.accepted == 2
+
+
 @asynccontextmanager
 async def held(script: Any = None) -> AsyncIterator[tuple[asyncio.Event, Any]]:
     """A peer that never answers, and an event that says a request reached it."""
@@ -508,35 +526,6 @@ async def test_close_ends_posts_under_way() -> None:
 # -- what others see
 
 
-async def test_foreign_traces_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trace that another library adds to every session neither sees nor extends the request."""
-    heard: list[str] = []
-    original = aiohttp.ClientSession.__init__
-
-    def patched(self: aiohttp.ClientSession, *args: Any, **options: Any) -> None:
-        trace = aiohttp.TraceConfig()
-
-        async def on_start(_session: Any, _context: Any, params: Any) -> None:
-            heard.append(str(params.url))
-            params.headers["sentry-trace"] = "1"
-
-        trace.on_request_start.append(on_start)
-        options["trace_configs"] = [*(options.get("trace_configs") or []), trace]
-        original(self, *args, **options)
-
-    monkeypatch.setattr(aiohttp.ClientSession, "__init__", patched)
-    seen: list[bytes] = []
-
-    async def script(talk: Talk) -> None:
-        seen.append(await talk.request())
-        await talk.send(OK)
-
-    async with listening(script) as peer, posting(allow_hosts=[f"localhost:{peer.port}"]) as transport:
-        await transport.post(peer.at(), HEADERS, b"{}")
-    assert heard == []
-    assert b"sentry" not in seen[0]
-
-
 FAILURES = {
     "reset": b"",
     "protocol": b"HTTP/1.1 " + MARK.encode() + b"\r\n\r\n",
@@ -591,16 +580,3 @@ async def test_response_shows_no_peer_text() -> None:
     assert ("content-length", "0") in response.headers
     assert "content-length" not in repr(response)
     assert MARK not in repr(response)
-
-
-async def test_hooks_of_aiohttp_are_where_we_use_them() -> None:
-    """The private parts of aiohttp we stand on exist; when this fails, read connector.py again."""
-    connector = aiohttp.TCPConnector()
-    try:
-        assert isinstance(connector._factory(), ResponseHandler)
-        session = aiohttp.ClientSession(connector=connector, trace_configs=[aiohttp.TraceConfig()])
-        assert len(session._trace_configs) == 1
-    finally:
-        await connector.close()
-    for name in ("data_received", "feed_data", "connection_made", "connection_lost", "should_close"):
-        assert hasattr(ResponseHandler, name)

@@ -238,7 +238,7 @@ async def test_answer_is_not_inflated() -> None:
         (b"", "reset"),
         (b"HTTP/1.1 200", "reset"),
         (b"SSH-2.0-OpenSSH_9.9\r\n\r\n", "protocol"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 9000 + b"\r\n\r\n", "protocol"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", "answer_too_large"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "protocol"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nxyz", "protocol"),
         (b"HTTP/1.1 999 Never\r\nContent-Length: 0\r\n\r\n", "protocol"),
@@ -296,6 +296,57 @@ async def test_reuse_after_a_read_2xx() -> None:
         statuses = [(await transport.post(peer.at(), HEADERS, b"{}")).status for _ in range(4)]
         assert statuses == [200, 204, 202, 200]
         assert peer.accepted == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n",
+    ],
+)
+async def test_no_reuse_against_the_peers_word(answer: bytes) -> None:
+    """A peer that says it will close, or speaks HTTP/1.0, gets a new connection for the next message."""
+
+    async def script(talk: Talk) -> None:
+        while await talk.request():
+            await talk.send(answer)
+
+    async with meeting(script) as (peer, transport):
+        for _ in range(2):
+            assert (await transport.post(peer.at(), HEADERS, b"{}")).status == 200
+        assert peer.accepted == 2
+
+
+async def test_trailers_are_no_headers() -> None:
+    """What follows a chunked body is read for the connection's sake and belongs to nothing."""
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nRetry-After: 9\r\n\r\n"
+    async with meeting(saying(chunked, OK)) as (peer, transport):
+        response = await transport.post(peer.at(), HEADERS, b"{}")
+        assert response.headers == [("transfer-encoding", "chunked")]
+        await transport.post(peer.at(), HEADERS, b"{}")
+        assert peer.accepted == 1
+
+
+async def test_headers_of_interim_answers_are_no_headers() -> None:
+    """Only those of the final head count."""
+    early = b"HTTP/1.1 103 Early Hints\r\nRetry-After: 9\r\n\r\n"
+    async with meeting(saying(early + OK)) as (peer, transport):
+        assert (await transport.post(peer.at(), HEADERS, b"{}")).headers == [("content-length", "0")]
+
+
+async def test_a_peer_that_speaks_before_tls() -> None:
+    """What comes before the handshake is not read as part of it, nor as an answer."""
+
+    async def script(talk: Talk) -> None:
+        await talk.send(OK)
+        await talk.gone()
+
+    async with (
+        listening(script, tls=False) as peer,
+        posting(allow_hosts=[f"localhost:{peer.port}"]) as transport,
+    ):
+        assert (await refusal(transport, peer.at())).code == "tls"
 
 
 @pytest.mark.parametrize("size", [1, 60_000, 66_000, 140_000, 200_000, 1_000_000])

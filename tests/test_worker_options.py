@@ -7,7 +7,7 @@ import gc
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 from django.dispatch import Signal
 
-from notification_outbox import Message, Publisher, conf, database, leases, signals
+from notification_outbox import Message, Publisher, conf, database, enqueue, leases, signals
+from notification_outbox import worker as worker_room
 from notification_outbox.database import DatabaseThread
+from notification_outbox.management.commands import run_outbox_worker
 from notification_outbox.management.commands.run_outbox_worker import rare_collections
 from notification_outbox.models import OutboxMessage
 from notification_outbox.worker import Worker
@@ -98,36 +100,111 @@ def test_the_poll_interval_flag_overrides_the_setting(outbox: Outbox) -> None:
     asyncio.run(scenario())
 
 
-def test_the_liveness_file_is_touched_while_the_worker_goes_round(outbox: Outbox, tmp_path: Path) -> None:
-    """Idle or with its database away it is well; hung in its database it is not."""
+def test_the_liveness_file_is_touched_while_all_workers_go_round(
+    outbox: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle or with a database away the process is well; with one worker hung in its database it is not."""
+    monkeypatch.setattr(run_outbox_worker, "SHOW_LIFE_EVERY", 0.02)
     file = tmp_path / "alive"
     outbox.configure(root={"POLL_INTERVAL": 0.05})
-    hang = threading.Event()
-    worker = Worker(conf.get(), using="default", liveness_file=file)
+    hang, entered = threading.Event(), threading.Event()
+    workers = [Worker(conf.get(), using=alias) for alias in ("default", "second")]
+    next_due = leases.next_due
 
-    def touched_again() -> Callable[[], bool]:
-        before = file.stat().st_mtime_ns
-        return lambda: file.stat().st_mtime_ns > before
+    def hanging(publishers: Any, *, using: str) -> float | None:
+        if using == "second":
+            entered.set()
+            hang.wait(60)
+        return next_due(publishers, using=using)
 
-    def hanging(**arguments: Any) -> None:
-        hang.wait(60)
+    def age() -> int:
+        return file.stat().st_mtime_ns
+
+    async def touched_again() -> None:
+        before = age()
+        await asyncio.to_thread(wait_until, lambda: age() > before, "a touch")
 
     async def scenario() -> None:
-        running = asyncio.create_task(worker.run())
+        running = [asyncio.create_task(worker.run()) for worker in workers]
+        living = asyncio.create_task(run_outbox_worker.show_life(file, workers))
         await asyncio.to_thread(wait_until, file.exists, "the file")
-        await asyncio.to_thread(wait_until, touched_again(), "a second touch")
+        await touched_again()
         with pytest.MonkeyPatch.context() as patch:
-            entered = threading.Event()
-            patch.setattr(leases, "next_due", lambda **arguments: (entered.set(), hanging())[1])
+            patch.setattr(leases, "next_due", hanging)
             await asyncio.to_thread(entered.wait, 10)
-            before = file.stat().st_mtime_ns
-            await asyncio.sleep(0.3)
-            assert file.stat().st_mtime_ns == before
+            # what it did before it hung may still be shown once
+            await asyncio.sleep(0.2)
+            before, went = age(), workers[0].went_round_at
+            await asyncio.to_thread(
+                wait_until, lambda: workers[0].went_round_at > went + 0.3, "the other one"
+            )
+            assert age() == before
             hang.set()
+        await touched_again()
+        for worker in workers:
+            worker.stop()
+        await asyncio.gather(*running)
+        living.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_recovery_waits_after_an_outage(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks first when the database is back would take what others delivered and are about to record."""
+    pause = 0.5
+    monkeypatch.setattr(worker_room, "AWAY_PAUSE", (0.02, pause))
+    monkeypatch.setattr(worker_room, "RECOVER_EVERY", 0.05)
+    outbox.configure(root={"POLL_INTERVAL": 0.05})
+    recover = leases.recover
+    recovered: list[float] = []
+    away = False
+
+    def recovering(*arguments: Any, **named: Any) -> leases.Recovered:
+        if away:
+            raise OperationalError
+        recovered.append(time.monotonic())
+        return recover(*arguments, **named)
+
+    def asked(*arguments: Any, **named: Any) -> Any:
+        raise OperationalError
+
+    async def scenario(worker: Worker) -> None:
+        nonlocal away
+        running = asyncio.create_task(worker.run())
+        await asyncio.to_thread(wait_until, lambda: len(recovered) > 1, "a recovery")
+        with pytest.MonkeyPatch.context() as patch:
+            away = True
+            for question in ("claim", "next_due"):
+                patch.setattr(leases, question, asked)
+            await asyncio.sleep(0.3)
+        before = len(recovered)
+        away = False
+        back = time.monotonic()
+        await asyncio.to_thread(wait_until, lambda: len(recovered) > before, "the next recovery")
+        assert recovered[before] - back >= pause
         worker.stop()
         await running
 
-    asyncio.run(scenario())
+    monkeypatch.setattr(leases, "recover", recovering)
+    # an outage may begin with any question
+    for _ in range(5):
+        recovered.clear()
+        asyncio.run(scenario(Worker(conf.get(), using="default")))
+
+
+def test_a_worker_of_several_databases_ends_when_the_last_is_empty(outbox: Outbox) -> None:
+    """However long its pauses may grow: what the one has in hand is no reason for the other to sleep."""
+    outbox.enqueue(20)
+    with transaction.atomic(using="second"):
+        for n in range(20):
+            enqueue("order.paid", {"n": n}, to=outbox.receiver.url("/hooks"), using="second")
+    began = time.monotonic()
+    process = outbox.start(
+        "--until-empty", "--poll-interval", "60", "--database", "default", "--database", "second"
+    )
+    assert process.wait() == 0
+    assert time.monotonic() - began < 20
+    assert len(outbox.receiver.requests) == 40
 
 
 def test_a_liveness_file_that_cannot_be_written_is_said_at_once(outbox: Outbox, tmp_path: Path) -> None:

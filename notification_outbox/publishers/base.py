@@ -21,7 +21,8 @@ class Publisher:
 
     ``__init__`` takes the alias's ``OPTIONS`` as keyword arguments. ``validate`` and ``display`` run in the web
     process at enqueue and must stay cheap; ``open``, ``publish`` and ``close`` run in the worker's event loop.
-    ``own_timeout`` is after how many seconds ``publish`` gives up by itself, if it does.
+    ``own_timeout`` is after how many seconds ``publish`` gives up by itself, if it does: within ``ATTEMPT_TIMEOUT``
+    the worker takes its word for it and sets no timer of its own.
     """
 
     own_timeout: float | None = None

@@ -13,10 +13,11 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ..answers import accepted
 from ..drafts import Draft
 from ..envelope import Message
-from ..exceptions import ConfigurationError, InvalidMessage, PermanentPublishError, PublishFailed
-from ..lifecycle import Answer, Fault, QuarantineReason
+from ..exceptions import ConfigurationError, InvalidMessage, PublishFailed
+from ..lifecycle import Answer, Fault
 from ..reading import BadValue, duration
 from ..signing import Signer, SigningRequest
 from ..tls import client_context
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from ..transport import GuardedTransport
 
 USER_AGENT = "django-notification-outbox"
-# answers that ask for patience (RFC 9110 15.5.9, 15.5.10, RFC 8470, RFC 6585); every 5xx does too
-BUSY = frozenset({408, 409, 425, 429})
 
 
 class WebhookPublisher(Publisher):
@@ -103,16 +102,7 @@ class WebhookPublisher(Publisher):
             raise ConfigurationError("publish() before open()")
         destination = self._destination(message.destination)
         response = await self._transport.post(destination, self._headers(message, destination), message.body)
-        if 200 <= response.status < 300:
-            return response.answer
-        if response.status == 410:
-            raise PermanentPublishError(QuarantineReason.GONE, answer=response.answer)
-        busy = response.status in BUSY or response.status >= 500
-        raise PublishFailed(
-            f"http_{response.status}",
-            Fault.DESTINATION if busy else Fault.REJECTION,
-            answer=response.answer,
-        )
+        return accepted(response)
 
     def _destination(self, url: str) -> Destination:
         # judged again: the policy may have become stricter since the message was enqueued

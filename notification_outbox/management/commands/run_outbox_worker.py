@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ LEFT_AT_ONCE = 3
 UNRECORDED = 4
 # seconds that a publisher's leftovers may take after the stop
 LINGER = 2.0
+SHOW_LIFE_EVERY = 1.0
 # A worker's objects live as long as their delivery and few are cyclic garbage; Python's default of looking
 # through them at every 700th costs it a tenth of its time.
 GC_THRESHOLD = 20_000
@@ -107,8 +109,8 @@ class Command(BaseCommand):
             "--liveness-file",
             type=Path,
             metavar="PATH",
-            help="touched at least every poll interval and 5 s while the worker goes round, also while its database "
-            "is away; older than a minute: it hangs",
+            help="touched at least every poll interval and 6 s while the worker goes round in all its databases, "
+            "also while one is away; older than a minute: it hangs",
         )
         parser.add_argument(
             "--no-purge",
@@ -127,6 +129,7 @@ class Command(BaseCommand):
         until: Until = options["until"] or "stopped"
         try:
             settings = conf.get()
+            require_writable(options["liveness_file"])
             databases = options["database"] or settings.databases or [router.db_for_write(OutboxMessage)]
             for alias in databases:
                 require_alias(alias)
@@ -143,14 +146,13 @@ class Command(BaseCommand):
                     until=until,
                     max_messages=options["max_messages"],
                     poll_interval=options["poll_interval"],
-                    liveness_file=options["liveness_file"],
                     worker_id=options["worker_id"] or "",
                     purge=options["purge"],
                 )
                 for alias in dict.fromkeys(databases)
             ]
             with rare_collections():
-                end = asyncio.run(self._run(workers, options["max_runtime"], options["verbosity"]))
+                end = asyncio.run(self._run(workers, options))
             end.cancel()
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
@@ -159,7 +161,7 @@ class Command(BaseCommand):
             self.stderr.write(f"{unrecorded} outcomes could not be recorded: these messages are sent again")
             sys.exit(code)
 
-    async def _run(self, workers: list[Worker], max_runtime: float | None, verbosity: int) -> threading.Timer:
+    async def _run(self, workers: list[Worker], options: dict[str, Any]) -> threading.Timer:
         loop = asyncio.get_running_loop()
         signalled = False
 
@@ -179,20 +181,48 @@ class Command(BaseCommand):
                 loop.add_signal_handler(number, on_signal)
         else:
             _stop_at_exit(loop, stop)
-        if max_runtime is not None:
-            loop.call_later(max_runtime, stop)
+        if options["max_runtime"] is not None:
+            loop.call_later(options["max_runtime"], stop)
         for worker in workers:
-            if verbosity > 0:
+            if options["verbosity"] > 0:
                 lanes = ", ".join(worker.aliases)
                 self.stderr.write(
                     f"outbox worker {worker.worker_id} serves {lanes} of database {worker.using}"
                 )
+        living = asyncio.create_task(show_life(options["liveness_file"], workers))
         await asyncio.gather(*(worker.run() for worker in workers))
+        living.cancel()
         # a publisher's task or thread that ignores the end must not keep the process
         end = threading.Timer(LINGER, os._exit, [_exit_code(workers)])
         end.daemon = True
         end.start()
         return end
+
+
+async def show_life(file: Path | None, workers: list[Worker]) -> None:
+    """Touch the file whenever all workers have gone round since the last time."""
+    touched = float("-inf")
+    while file is not None:
+        if min(worker.went_round_at for worker in workers) > touched:
+            touched = time.monotonic()
+            # a disk that is full for a while ends no worker: the file's age tells
+            _touch(file)
+        await asyncio.sleep(SHOW_LIFE_EVERY)
+
+
+def require_writable(file: Path | None) -> None:
+    """Touch the liveness file for the first time. Raises ``ConfigurationError``: it would say "hangs" for ever."""
+    if file is not None and (problem := _touch(file)):
+        raise ConfigurationError(f"the liveness file cannot be written: {problem}")
+
+
+def _touch(file: Path) -> str:
+    """Return what went wrong, or nothing."""
+    try:
+        file.touch()
+    except OSError as error:
+        return type(error).__name__
+    return ""
 
 
 @contextmanager
