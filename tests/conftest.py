@@ -21,12 +21,16 @@ hypothesis.settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that are about other databases: a skip would hide one that should have run."""
+    """Leave out the tests that are about other databases or were not asked for: a skip would hide one that should
+    have run.
+    """
     engine = django_settings.DATABASES["default"]["ENGINE"].rpartition(".")[2]
     kept, left_out = [], []
     for item in items:
         marker = item.get_closest_marker("databases")
-        (kept if marker is None or engine in marker.args else left_out).append(item)
+        fits = marker is None or engine in marker.args
+        asked_for = item.get_closest_marker("scale") is None or "scale" in config.option.markexpr
+        (kept if fits and asked_for else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept

@@ -406,8 +406,11 @@ def test_the_list_and_a_page_take_the_same_few_queries_however_many_rows(operato
 
 @COMMITTED
 @pytest.mark.databases("postgresql")
-def test_postgresql_never_walks_the_table(operator: Client) -> None:
+def test_postgresql_never_walks_the_table(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 100,000 rows no query of list, filters, search, page or question reads or counts them all."""
+    # as small a part of this table as it is of one with millions
+    monkeypatch.setattr(finding, "NEWEST", 2_000)
+    monkeypatch.setattr(actions, "COUNTED", 2_000)
     backlog(20_000, delivered=78_000)
     with connection.cursor() as cursor:
         table = OutboxMessage._meta.db_table
@@ -454,6 +457,44 @@ def test_a_big_table_is_not_counted(operator: Client, monkeypatch: pytest.Monkey
     assert "0 messages" in text(operator.get(f"{LIST}?state=expired"))
     monkeypatch.setattr(finding, "estimated_rows", lambda *, using: None)
     assert "more than 3 messages" in text(operator.get(LIST))
+
+
+@pytest.mark.parametrize(
+    "query", ["state=quarantined", "reason=gone", "publisher=default", "key=test", "age=1h", "q=acct-7"]
+)
+def test_a_list_says_when_not_all_were_looked_at(
+    operator: Client, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    """It shows what fits of the newest, does not pass it off as all there is, and offers to act upon all."""
+    ids = [make("quarantined", account_id="acct-7", encryption_key_id="test") for _ in range(5)]
+    everything = text(operator.get(f"{LIST}?{query}"))
+    assert "5 messages (" in everything
+    assert "Select everything that matches" not in everything
+    monkeypatch.setattr(finding, "NEWEST", 3)
+    found = operator.get(f"{LIST}?{query}")
+    assert "3 messages among 3 looked at" in text(found)
+    assert "Select everything that matches" in text(found)
+    assert [row.pk for row in found.context["cl"].result_list] == ids[:1:-1]
+
+
+def test_the_first_to_be_looked_at_are_those_to_act_upon(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a destination the quarantined before the delivered, of what waits the next of each lane."""
+    dead, _delivered = make("quarantined"), make("delivered")
+    waiting = [make(), make(publisher="other")]
+    key = OutboxMessage.objects.get(id=dead).destination_key
+    monkeypatch.setattr(finding, "NEWEST", 1)
+    assert listed(operator, f"destination={key}") == [dead]
+    monkeypatch.setattr(finding, "NEWEST", 2)
+    assert listed(operator, "state=due") == waiting[::-1]
+
+
+@pytest.mark.parametrize("order", ["o=6", "o=-9.6", "o=1", "all="])
+def test_no_other_order_can_be_asked_for(operator: Client, order: str) -> None:
+    """None is offered, and one asked for in the address would sort the whole table."""
+    ids = [make(to=f"https://{host}.example.com/") for host in ("a", "c", "b")]
+    assert listed(operator, order) == ids[::-1]
 
 
 @COMMITTED
@@ -608,6 +649,40 @@ def test_more_than_can_be_counted_is_done_all_the_same(
     question = ask(operator, "cancel", ids[:1], "state=due", select_across="1")
     assert "Cancel: 3+ messages." in text(question)
     assert told(confirm(operator, question, f"{LIST}?state=due")) == ["6 cancelled."]
+
+
+def test_a_count_that_did_not_look_at_all_says_so(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None among those looked at is no proof that there is none; where none can be, nothing is asked."""
+    dead = make("quarantined", account_id="acct-7")
+    newer = [make(account_id="acct-7") for _ in range(3)]
+    monkeypatch.setattr(actions, "COUNTED", 2)
+    question = ask(operator, "requeue", newer, "q=acct-7", select_across="1")
+    assert "Requeue: 0+ messages." in text(question)
+    assert told(confirm(operator, question, f"{LIST}?q=acct-7")) == ["1 requeued."]
+    assert state(dead) == "pending"
+    for query in ("state=due", "state=delivered"):
+        assert "There is nothing to do" in text(ask(operator, "requeue", newer, query, select_across="1"))
+    assert "There is nothing to do" in text(ask(operator, "cancel", newer, "reason=gone", select_across="1"))
+
+
+def test_destinations_of_more_messages_than_are_looked_at_are_not_guessed(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All for the destinations of a few that match: done; of many: the operator is told to choose."""
+    rejected = make("quarantined", quarantine_reason="rejected")
+    gone = [make("quarantined"), make("quarantined", to="https://hooks.acme.com/y")]
+    question = ask(operator, "requeue_destination", gone, "reason=rejected", select_across="1")
+    assert "Requeue all for this destination: 2 messages." in text(question)
+    confirm(operator, question, f"{LIST}?reason=rejected")
+    assert [state(row_id) for row_id in (rejected, *gone)] == ["pending", "pending", "quarantined"]
+    for name in ("NEWEST", "DESTINATIONS"):
+        more = make("quarantined")
+        with monkeypatch.context() as patch:
+            patch.setattr(finding if name == "NEWEST" else actions, name, 1)
+            yes = {"action": "requeue_destination", "_selected_action": gone, "select_across": "1"}
+            done = operator.post(f"{LIST}?reason=gone", yes | {"confirmed": "yes"}, follow=True)
+        assert told(done) == [actions.TOO_MANY]
+        assert state(more) == "quarantined"
 
 
 def test_a_url_that_was_searched_for_stays_out_of_the_log(operator: Client) -> None:

@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "health": "lifecycle stats",
     "operations": "conf envelope exceptions leases models stats tally",
     "doctor": "conf models stats",
-    "finding": "conf drafts exceptions explain lifecycle models publishers",
+    "finding": "conf drafts exceptions explain leases lifecycle models publishers stats",
     # loop
     "database": "",
     "suspects": "envelope lifecycle",

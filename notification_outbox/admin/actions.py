@@ -6,9 +6,10 @@ a filter is done by the filter, in chunks, and may be repeated when it was inter
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -18,18 +19,22 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext_lazy as _
 
-from .. import operations
+from .. import finding, operations
 from ..lifecycle import DEAD, LIVE, SETTLED, State
 from ..models import OutboxMessage
 from . import journal
+from .filters import sources
 
 if TYPE_CHECKING:
     from .messages import OutboxMessageAdmin
 
 Rows = QuerySet[OutboxMessage]
 CONFIRMED = "confirmed"
-# counted up to here before it is asked; what is done has no such bound
-COUNTED = 100_000
+# so many are looked at to say how many it would be; what is done has no such bound
+COUNTED = finding.NEWEST
+# one question may be about all messages of so many destinations
+DESTINATIONS = 1_000
+TOO_MANY = _("Too many messages to collect their destinations: filter the list further, or select some.")
 # seconds between two chunks, so that workers are not kept waiting
 PACE = 0.05
 
@@ -54,8 +59,7 @@ class Action:
         """Return those of the rows that it can do something for."""
         if self.everywhere:
             # looked up first: a requeue changes what a subquery would find
-            keys = set(rows.order_by().values_list("destination_key", flat=True))
-            rows = everything.filter(destination_key__in=keys)
+            rows = everything.filter(destination_key__in=_keys(rows))
         return rows.filter(self.fits, state__in=[state.value for state in self.states])
 
 
@@ -165,14 +169,24 @@ def act(
     about: OutboxMessage | None = None,
 ) -> HttpResponse | None:
     """Ask, or with the answer do it; None when it is done. ``ids`` were selected; None: a filter chose the rows."""
-    found = action.among(rows, model_admin.get_queryset(request))
+    everything = model_admin.get_queryset(request)
+    if action.everywhere and ids is None:
+        looked_at = finding.among(sources(request, rows), rows, limit=finding.NEWEST)
+        rows = finding.of_ids(looked_at.ids, everything)
+        if not looked_at.complete or _keys(rows)[DESTINATIONS:]:
+            model_admin.message_user(request, TOO_MANY, messages.ERROR)
+            return None
+    found = action.among(rows, everything)
+    by_filter = ids is None and not action.everywhere
+    count = _count(found, sources(request, rows, action.states) if by_filter else None)
     if CONFIRMED not in request.POST:
-        return _question(model_admin, request, action, found, ids, about)
+        return _question(model_admin, request, action, found, count, ids, about)
     by_ids = ids is not None and not action.everywhere
     # those that were asked about: what is gone from among them by now had moved on
-    asked = len(ids or ()) if by_ids else _count(found)
+    asked = len(ids or ()) if by_ids else count.at_least
     which = f"id {', '.join(map(str, ids))}" if ids is not None else filtered_by
-    entry = journal.begin(request, OutboxMessage, f"{action.name}: {which}; {_words(asked)} asked", about)
+    words = f"{asked:,}" if by_ids else str(count)
+    entry = journal.begin(request, OutboxMessage, f"{action.name}: {which}; {words} asked", about)
     targets: Any = list(rows.values_list("id", flat=True)) if by_ids else found.order_by()
     moved = action.run(targets, pace=PACE)
     asked = max(asked, moved)
@@ -190,10 +204,10 @@ def _question(
     request: HttpRequest,
     action: Action,
     found: Rows,
+    count: Count,
     ids: list[int] | None,
     about: OutboxMessage | None,
 ) -> HttpResponse:
-    count = _count(found)
     if ids is not None and not action.everywhere:
         ids = list(found.order_by("id").values_list("id", flat=True))
     context = {
@@ -203,7 +217,6 @@ def _question(
         "original": about,
         "action": action,
         "count": count,
-        "words": _words(count),
         # an empty selection would be refused before it reaches us
         "ids": ids or [0],
         "across": ids is None,
@@ -213,9 +226,24 @@ def _question(
     return TemplateResponse(request, "admin/notification_outbox/outboxmessage/question.html", context)
 
 
-def _count(rows: Rows) -> int:
-    return rows.order_by("id")[: COUNTED + 1].count()
+class Count(NamedTuple):
+    """How many there are, as far as that was looked at."""
+
+    at_least: int
+    exact: bool
+
+    def __str__(self) -> str:
+        return f"{self.at_least:,}" + ("" if self.exact else "+")
 
 
-def _words(count: int) -> str:
-    return f"{COUNTED:,}+" if count > COUNTED else f"{count:,}"
+def _count(found: Rows, where: list[finding.Source] | None) -> Count:
+    """Count what was found in ``where``; None: by ids or destinations, which have their index."""
+    if where is not None:
+        ids, complete = finding.among(where, found, limit=COUNTED)
+        return Count(len(ids), complete)
+    count = found.order_by()[: COUNTED + 1].count()
+    return Count(min(count, COUNTED), count <= COUNTED)
+
+
+def _keys(rows: Rows) -> list[uuid.UUID]:
+    return list(rows.order_by().values_list("destination_key", flat=True).distinct()[: DESTINATIONS + 1])

@@ -1,8 +1,9 @@
-"""The list's filters: their choices cost index probes, and what they leave is found by an index or is bounded."""
+"""The list's filters: their choices cost index probes, and the one that leaves least says where rows are found."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -150,3 +151,44 @@ class DestinationFilter(Filter):
 
 FILTERS = (StateFilter, ReasonFilter, PublisherFilter, AgeFilter, KeyFilter, DestinationFilter)
 PARAMETERS = frozenset(filter_class.parameter_name for filter_class in FILTERS)
+
+
+def searched(request: HttpRequest, term: str, rows: Rows) -> finding.Search:
+    """Return what a search term names; list, question and log of one request look it up once."""
+    known: dict[str, finding.Search] = request.__dict__.setdefault("_outbox_searched", {})
+    if term not in known:
+        known[term] = finding.search(term, conf.get(), rows)
+    return known[term]
+
+
+def sources(
+    request: HttpRequest, rows: Rows, states: Collection[State] | None = None
+) -> list[finding.Source]:
+    """Return where to look for what the address asks for, which must make sense: by what leaves least, if an index
+    knows it. ``states``: only messages in these are of interest.
+    """
+    asked, using = request.GET, rows.db
+    if term := asked.get("q"):
+        return searched(request, term, rows).sources
+    if key := asked.get("destination"):
+        each: Collection[State | None] = states or [None]
+        return [finding.of_destination(uuid.UUID(key), state=state, using=using) for state in each]
+    if reason := asked.get("reason"):
+        possible = states is None or State.QUARANTINED in states
+        return [finding.of_reason(reason, using=using)] if possible else []
+    if value := asked.get("state"):
+        standing = Standing(value)
+        possible = states is None or finding.state_of(standing) in states
+        return finding.of_standing(standing, using=using) if possible else []
+    # of all states only this one grows without end
+    if states is not None and State.DELIVERED not in states:
+        return [finding.of_state(state, using=using) for state in states]
+    if key_id := asked.get("key"):
+        return [finding.of_key(key_id, using=using)]
+    if age := asked.get("age"):
+        _words, ago, newer = AgeFilter.choices_of_age[age]
+        edge = finding.edge(ago, using=using)
+        if edge is None:
+            return []
+        return [finding.of_newest(using=using, **({"since": edge.low} if newer else {"below": edge.high}))]
+    return [finding.of_newest(using=using)]

@@ -19,15 +19,15 @@ from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from .. import conf, finding
+from .. import conf
 from ..explain import REASONS, STANDINGS, Facts, in_words, next_words
 from ..models import OutboxMessage
 from . import journal
 from .actions import ACTIONS, act, for_list
 from .facts import about, last_answer
-from .filters import FILTERS, PARAMETERS
+from .filters import FILTERS, PARAMETERS, searched
 from .health import health_urls
-from .paging import BoundedPaginator
+from .paging import BoundedList, BoundedPaginator
 from .revealing import reveal
 
 if TYPE_CHECKING:
@@ -115,15 +115,18 @@ class OutboxMessageAdmin(Base):
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         if search_term:
-            queryset = queryset.filter(finding.search(search_term, conf.get(), queryset).condition)
+            queryset = queryset.filter(searched(request, search_term, queryset).condition)
         return queryset, False
 
     def filter_words(self, request: HttpRequest) -> str:
         """Return what the list was narrowed to, for the log: a URL that was searched for is not told."""
         narrowed = [f"{name}={request.GET[name]}" for name in sorted(PARAMETERS & set(request.GET))]
         if term := request.GET.get("q"):
-            narrowed.append(finding.search(term, conf.get(), self.get_queryset(request)).said)
+            narrowed.append(searched(request, term, self.get_queryset(request)).said)
         return " and ".join(narrowed) or "all"
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[BoundedList]:
+        return BoundedList
 
     @transaction.non_atomic_requests
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:

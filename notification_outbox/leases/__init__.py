@@ -11,11 +11,12 @@ are short, READ COMMITTED, and wait for a lock only in their first statement.
 from .claiming import CLAIMED, Claimed, Recovered, claim, next_due, recover, renew
 from .operating import Resealed, cancel, quarantine, requeue, reseal, send_now
 from .retention import expunge, expunge_delivered, purge, purge_attempts, purgeable
-from .rows import Ended, StateLiteral
+from .rows import Among, Ended, StateLiteral
 from .settling import Settlement, release, settle
 
 __all__ = [
     "CLAIMED",
+    "Among",
     "Claimed",
     "Ended",
     "Recovered",
