@@ -48,7 +48,7 @@ def make_database(server_url: str, name: str) -> None:
 
 
 def certify(directory: Path) -> Path:
-    """Make a throw-away authority, ``ca.pem``; return the file of localhost's key and certificate."""
+    """Make a throw-away authority, ``ca.pem``; return the file of localhost's key and certificate, ``server.pem``."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(directory / "ca.pem"))
     pair = directory / "server.pem"
@@ -86,6 +86,8 @@ def tail(log: Path) -> str:
 def free_port(wanted: int = 0) -> int:
     """Return a free port of loopback: ``wanted``, or any. Raises ``OSError`` when ``wanted`` is taken."""
     with socket.socket() as probe:
+        # as servers do: what a former one left closing is no hindrance
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", wanted))
         return probe.getsockname()[1]
 
