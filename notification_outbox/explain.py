@@ -87,7 +87,7 @@ REASONS: dict[str, Meaning] = {
     ),
     QuarantineReason.REJECTED: Meaning(
         _("rejected"),
-        _("The receiver answered and refused the message, again and again."),
+        _("The receiver answered and refused the message, as often as the settings allow (MAX_REJECTIONS)."),
         True,
         _("Yes, once the receiver takes such messages. Ask them why they refuse; the last answer tells how."),
     ),
