@@ -31,7 +31,17 @@ from typing import NoReturn
 
 import django
 
-from stage import beside, certify, free_port, make_database, process, say, settle_environment, tail
+from stage import (
+    beside,
+    certify,
+    free_port,
+    make_database,
+    process,
+    say,
+    settle_environment,
+    steady_port,
+    tail,
+)
 
 DATABASE = "outbox_demo"
 WORKER = ["manage.py", "run_outbox_worker", "--concurrency", "16"]
@@ -49,7 +59,7 @@ def main(argv: list[str]) -> int:
     options = parse(argv)
     with tempfile.TemporaryDirectory(prefix="outbox-demo-") as directory:
         try:
-            return play(os.environ["DATABASE_URL"], Path(directory), options.port)
+            return play(os.environ["DATABASE_URL"], Path(directory), options.port if options.serve else None)
         except DemoFailed as problem:
             print(f"demo: {problem}", file=sys.stderr)
             return 1
@@ -66,26 +76,25 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--serve", action="store_true", help="then show it all in the admin on this machine, until Ctrl-C"
     )
     parser.add_argument(
-        "--port", type=int, metavar="N", help="with --serve: the admin's port (default: any that is free)"
+        "--port", type=int, default=0, metavar="N", help="with --serve: the admin's port (default: any)"
     )
     options = parser.parse_args(argv)
     if not os.environ.get("DATABASE_URL"):
         parser.error("DATABASE_URL is not set: start the demo with run.py")
-    if options.port is not None and not options.serve:
+    if options.port and not options.serve:
         parser.error("--port is of the admin, which only --serve shows")
-    if options.port is not None and not 0 < options.port < 2**16:
-        parser.error("--port: a number from 1 to 65535 is needed")
-    if options.serve:
-        try:
-            options.port = free_port(options.port or 0)
-        except OSError as problem:
-            parser.error(f"--port {options.port}: {problem.strerror}")
+    try:
+        free_port(options.port)
+    except OverflowError:
+        parser.error("--port: a number up to 65535 is needed")
+    except OSError as problem:
+        parser.error(f"--port {options.port}: {problem.strerror}")
     return options
 
 
 def play(server_url: str, directory: Path, admin_port: int | None) -> int:
-    """Play the demo, and with an ``admin_port`` show it there until Ctrl-C; return the exit code."""
-    port = free_port()
+    """Play the demo, and with an ``admin_port`` (0: any) show it there until Ctrl-C; return the exit code."""
+    port = steady_port()
     sqlite = server_url.startswith("sqlite:")
     url = f"sqlite:///{directory / DATABASE}.sqlite3" if sqlite else beside(server_url, DATABASE)
     settle_environment(url, "example_project.settings", directory, port)
@@ -135,6 +144,7 @@ def serve(directory: Path, port: int, admin_port: int) -> None:
         deliver(directory)
         password = secrets.token_urlsafe(12)
         User.objects.create_superuser("demo", password=password)
+        admin_port = admin_port or steady_port()
         with (
             process(WORKER, directory / "worker.log") as worker,
             process([*ADMIN, f"127.0.0.1:{admin_port}"], directory / "admin.log") as admin,

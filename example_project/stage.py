@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -81,6 +82,15 @@ def process(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]
 
 def tail(log: Path) -> str:
     return log.read_text(errors="replace")[-3000:]
+
+
+def steady_port() -> int:
+    """Return a free port that the system gives to nobody by itself while its listener is away."""
+    while True:
+        try:
+            return free_port(random.randrange(20_000, 30_000))
+        except OSError:
+            continue
 
 
 def free_port(wanted: int = 0) -> int:
