@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import django
 
 from postgres_binaries import PrivatePostgresError
-from stage import certify, free_port, make_database, say, settle_environment
+from stage import certify, make_database, say, settle_environment, steady_port
 
 if TYPE_CHECKING:
     from figures import Figures
@@ -115,15 +115,6 @@ def play(given: str | None, directory: Path, seconds: float, seed: int, size: in
 def fork(dice: random.Random) -> random.Random:
     """Return dice for another thread: shared ones would fall as the threads do."""
     return random.Random(dice.random())
-
-
-def steady_port() -> int:
-    """Return a free port that the system gives to nobody by itself while its listener is away."""
-    while True:
-        try:
-            return free_port(random.randrange(20_000, 30_000))
-        except OSError:
-            continue
 
 
 if __name__ == "__main__":

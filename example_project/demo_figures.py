@@ -26,6 +26,8 @@ ORDERS, DECLINED_EVERY = 300, 5
 DECLINED = ORDERS // DECLINED_EVERY
 COMMITTED = ORDERS - DECLINED
 BUSY = COMMITTED // BUSY_EVERY
+# of which max(REFUSED) are committed
+MORE = max(REFUSED) * DECLINED_EVERY // (DECLINED_EVERY - 1)
 UNSETTLED = ("pending", "in_flight", "blocked")
 
 
@@ -54,18 +56,29 @@ class DemoFigures(Figures):
 
 
 def place_orders(figures: DemoFigures) -> None:
-    """Place the orders; a declined card takes its order and the message about it back."""
+    """Place the orders, and count what became of them."""
+    refused = _place(range(1, ORDERS + 1))
+    figures.add("placed", ORDERS, 300)
+    figures.add("rolled back", refused, DECLINED)
+    figures.add("committed", Order.objects.count(), COMMITTED)
+    figures.add("  with a message", OutboxMessage.objects.count(), COMMITTED)
+
+
+def place_more_orders() -> None:
+    """Place so many more that a receiver's new bad day has each of its troubles."""
+    _place(range(ORDERS + 1, ORDERS + 1 + MORE))
+
+
+def _place(numbers: range) -> int:
+    """Place orders; a declined card takes its order and the message about it back. Return how many did."""
     refused = 0
-    for n in tqdm(range(1, ORDERS + 1), unit=" orders", desc="placing"):
+    for n in tqdm(numbers, unit=" orders", desc="placing"):
         card = DECLINED_CARD if n % DECLINED_EVERY == 0 else "4242 4242 4242 4242"
         try:
             place_order(f"D-{n:04}", Decimal(n) + Decimal("0.95"), card)
         except PaymentRefused:
             refused += 1
-    figures.add("placed", ORDERS, 300)
-    figures.add("rolled back", refused, DECLINED)
-    figures.add("committed", Order.objects.count(), COMMITTED)
-    figures.add("  with a message", OutboxMessage.objects.count(), COMMITTED)
+    return refused
 
 
 def watch(worker: subprocess.Popen[bytes], patience: float) -> None:
@@ -80,6 +93,10 @@ def watch(worker: subprocess.Popen[bytes], patience: float) -> None:
             bar.update(settled.count() - bar.n)
             if running:
                 time.sleep(0.1)
+
+
+def quarantined() -> int:
+    return OutboxMessage.objects.filter(state="quarantined").count()
 
 
 def requeue_quarantined(figures: DemoFigures) -> None:

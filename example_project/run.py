@@ -39,7 +39,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "demo": Command(
-        "place orders, deliver them to a receiver over TLS, check every figure",
+        "place orders, deliver them over TLS, check every figure; --serve shows it all in the admin",
         (str(HERE / "demo.py"),),
         "postgres",  # from where the demo makes a database of its own
     ),
@@ -87,7 +87,7 @@ exit codes:
   demo: 0 every figure is right, 1 a figure is wrong; bench: 0 every bar is held, 1 one is missed;
   chaos: 0 nothing was lost, 1 a message was lost, or sent wrongly; test: those of pytest
   2 the command line is wrong, {SETUP_FAILED} the set-up failed,
-  {INTERRUPTED} interrupted, {TERMINATED} terminated
+  {INTERRUPTED} interrupted, {TERMINATED} terminated; Ctrl-C is how demo --serve ends well (0)
 
 environment:
   DATABASE_URL    use this database server (postgres://, mysql://, sqlite:///) instead of a private one
@@ -111,6 +111,8 @@ def run(argv: list[str], settings: dict[str, str], descriptors: tuple[int, ...] 
         code = child.wait()
     except KeyboardInterrupt:
         end(child, patience=10)  # Ctrl-C reached the child too: let it tidy up
+        if child.returncode == 0:
+            return 0  # it was meant to be ended so
         raise
     except SystemExit:
         end(child, patience=0)
@@ -135,5 +137,6 @@ def announce(line: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     sys.exit(main(sys.argv[1:]))

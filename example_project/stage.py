@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def make_database(server_url: str, name: str) -> None:
 
 
 def certify(directory: Path) -> Path:
-    """Make a throw-away authority, ``ca.pem``; return the file of localhost's key and certificate."""
+    """Make a throw-away authority, ``ca.pem``; return the file of localhost's key and certificate, ``server.pem``."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(directory / "ca.pem"))
     pair = directory / "server.pem"
@@ -83,9 +84,20 @@ def tail(log: Path) -> str:
     return log.read_text(errors="replace")[-3000:]
 
 
+def steady_port() -> int:
+    """Return a free port that the system gives to nobody by itself while its listener is away."""
+    while True:
+        try:
+            return free_port(random.randrange(20_000, 30_000))
+        except OSError:
+            continue
+
+
 def free_port(wanted: int = 0) -> int:
     """Return a free port of loopback: ``wanted``, or any. Raises ``OSError`` when ``wanted`` is taken."""
     with socket.socket() as probe:
+        # as servers do: what a former one left closing is no hindrance
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", wanted))
         return probe.getsockname()[1]
 

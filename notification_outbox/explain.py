@@ -87,7 +87,7 @@ REASONS: dict[str, Meaning] = {
     ),
     QuarantineReason.REJECTED: Meaning(
         _("rejected"),
-        _("The receiver answered and refused the message, again and again."),
+        _("The receiver answered and refused the message, as often as the settings allow (MAX_REJECTIONS)."),
         True,
         _("Yes, once the receiver takes such messages. Ask them why they refuse; the last answer tells how."),
     ),
@@ -241,7 +241,7 @@ class Explanation(NamedTuple):
 
 
 def next_words(facts: Facts) -> str:
-    """Return when something happens next, for a list: "in 3 min", "lease ends in 20 s", "-"."""
+    """Return when something happens next, for a list: "in 3 min", "lease ends in 20 s"; '' for nothing."""
     match facts.standing:
         case Standing.DUE:
             return _now("now")
@@ -253,7 +253,7 @@ def next_words(facts: Facts) -> str:
             return _now("lease ends in %(time)s") % {"time": in_words(facts.available_at - facts.now)}
         case Standing.BLOCKED:
             return _now("when unblocked")
-    return "-"
+    return ""
 
 
 def explain(facts: Facts) -> Explanation:
@@ -325,8 +325,8 @@ def _what_next(facts: Facts) -> str:
                 _now("It goes on by itself when what blocks it is gone, and is given up in %(end)s.") % times
             )
         case Standing.QUARANTINED | Standing.EXPIRED:
-            return _now("Nothing, until somebody requeues it. After its time of keeping it is deleted.")
-    return _now("Nothing. After its time of keeping it is deleted.")
+            return _now("Nothing, until somebody requeues it. It is deleted at the end of its RETENTION.")
+    return _now("Nothing. It is deleted at the end of its RETENTION.")
 
 
 def _requeue(facts: Facts) -> tuple[str, bool]:

@@ -100,7 +100,7 @@ def test_an_erased_body_cannot_be_requeued() -> None:
             "lease ends in 20 s",
         ),
         ({"state": "blocked", "blocked_by": "pause"}, Standing.BLOCKED, "when unblocked"),
-        ({"state": "delivered"}, Standing.DELIVERED, "-"),
+        ({"state": "delivered"}, Standing.DELIVERED, ""),
     ],
 )
 def test_pending_is_split_and_next_is_said_in_words(

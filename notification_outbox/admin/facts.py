@@ -33,10 +33,10 @@ def about(message: OutboxMessage) -> dict[str, Any]:
 
 
 def last_answer(status: int | None, error: str) -> str:
-    """Return an HTTP status or an error's code, for a narrow column."""
+    """Return an HTTP status or an error's code, for a narrow column; '' for neither."""
     if status is not None and error in ("", f"http_{status}"):
         return f"HTTP {status}"
-    return f"HTTP {status} {error}" if status is not None else error or "-"
+    return f"HTTP {status} {error}" if status is not None else error
 
 
 def _sections(message: OutboxMessage, facts: Facts) -> list[tuple[Any, list[tuple[Any, Any]]]]:

@@ -16,6 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllow
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
+from django.utils.safestring import mark_safe
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
@@ -36,6 +37,8 @@ else:
     Base = admin.ModelAdmin
 
 TEMPLATES = "admin/notification_outbox/outboxmessage"
+# in its column a sign of nothing; where there are no columns it is hidden
+NOTHING = mark_safe('<span class="outbox-nothing">-</span>')
 
 
 @admin.register(OutboxMessage)
@@ -150,15 +153,15 @@ class OutboxMessageAdmin(Base):
 
     @admin.display(description=_("next"))
     def next(self, row: OutboxMessage) -> str:
-        return next_words(Facts.of(row))
+        return next_words(Facts.of(row)) or NOTHING
 
     @admin.display(description=_("last answer"))
     def last_answer(self, row: OutboxMessage) -> str:
-        return last_answer(row.last_status, row.last_error)
+        return last_answer(row.last_status, row.last_error) or NOTHING
 
     @admin.display(description=_("reason"))
     def reason(self, row: OutboxMessage) -> Any:
-        return REASONS[row.quarantine_reason].name if row.quarantine_reason else "-"
+        return REASONS[row.quarantine_reason].name if row.quarantine_reason else NOTHING
 
     @admin.display(description=_("age"))
     def age(self, row: OutboxMessage) -> str:
