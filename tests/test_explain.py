@@ -127,15 +127,15 @@ def test_the_sentences_know_the_time_and_the_holder() -> None:
 
 
 def test_every_code_that_our_rooms_write_is_explained() -> None:
-    """A new code in transport, connector or resolver fails until it has its words."""
+    """A new code in transport, connector, wire or resolver fails until it has its words."""
     written: set[str] = set()
-    for room in ("transport", "connector", "resolver", "publishers/webhook"):
+    for room in ("transport", "connector", "wire", "resolver", "publishers/webhook"):
         source = (ROOT / f"{room}.py").read_text()
-        for pattern in (r'_error\(attempt, "(\w+)"', r'_Failure\("(\w+)"', r'PublishFailed\("(\w+)"'):
-            written.update(re.findall(pattern, source))
+        made = r'(?:_error\(attempt, |_Failure\(|PublishFailed\(|DialFailed\(|_end\(|return | else )"(\w+)"'
+        written.update(re.findall(made, source))
         written.update(re.findall(r'\("(\w+)", Fault\.', source))
     written -= {"local_dns", "local_threads", "local_closing"}  # by their prefix, below
-    assert {"timeout", "tls", "dns", "forbidden_address", "forbidden_url"} < written
+    assert {"timeout", "tls", "reset", "protocol", "dns", "forbidden_address", "forbidden_url"} < written
     assert written <= set(ERRORS)
 
 
