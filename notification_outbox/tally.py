@@ -3,12 +3,13 @@
 Every run of a worker has rows of its own and writes into them the count it has reached, not "one more", so that
 nobody else's lock is ever met. Its memory of that count is trusted only while every commit was heard of: after an
 error it starts rows anew, and what the doubtful transaction wrote, if it did, stands beside them. Readers add up.
-Minutes are the database's, read with the locks that the transaction takes anyway.
+Minutes are the database's; its clock is read once in each.
 """
 
 from __future__ import annotations
 
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -30,13 +31,14 @@ KEPT = timedelta(days=7)
 
 _UNIQUE = ("minute", "lane", "outcome", "worker")
 _Key = tuple[datetime, str, str, str]
-Counted = Callable[[Iterable[tuple[str, str]], datetime], None]
+Counted = Callable[[Iterable[tuple[str, str]], Callable[[], datetime]], None]
 
 
 class _Page(NamedTuple):
-    """What is known to be committed: the rows of one run in one minute."""
+    """What is known to be committed: the rows of one run in one minute, which ends at ``until`` by our clock."""
 
     minute: datetime
+    until: float
     run: str
     counts: Counter[tuple[str, str]]
 
@@ -49,23 +51,29 @@ class Tally:
 
     @contextmanager
     def transaction(self, using: str) -> Iterator[Counted]:
-        """A short transaction; yields a function that counts in it ``(lane, outcome)`` pairs at a time ``now``.
+        """A short transaction; yields a function that counts in it ``(lane, outcome)`` pairs, at a time ``now()``.
 
-        All that a transaction counts is counted if it commits, once, however often it is repeated.
+        ``now`` is asked once a minute. All that a transaction counts is counted if it commits, once, however often
+        it is repeated.
         """
         # forgotten until the commit is heard of
         page, self._page = self._page, None
 
-        def count(outcomes: Iterable[tuple[str, str]], now: datetime) -> None:
+        def count(outcomes: Iterable[tuple[str, str]], now: Callable[[], datetime]) -> None:
             nonlocal page
             added = Counter(outcomes)
             if not added:
                 return
-            minute = now.replace(second=0, microsecond=0)
-            if page is None or page.minute != minute:
-                page = _Page(minute, secrets.token_hex(8), Counter())
+            asked = time.monotonic()
+            if page is None or page.until <= asked:
+                moment = now()
+                minute = moment.replace(second=0, microsecond=0)
+                until = asked + 60 - (moment - minute).total_seconds()
+                if page is None or page.minute != minute:
+                    page = _Page(minute, until, secrets.token_hex(8), Counter())
+                page = page._replace(until=until)
             page = page._replace(counts=page.counts + added)
-            _write({(minute, *pair, page.run): page.counts[pair] for pair in added}, using)
+            _write({(page.minute, *pair, page.run): page.counts[pair] for pair in added}, using)
 
         with short_transaction(using):
             yield count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,17 +81,32 @@ def test_workers_have_rows_of_their_own() -> None:
     assert OutboxStat.objects.values("worker").distinct().count() == 2
 
 
-def test_a_new_minute_begins_at_nothing() -> None:
-    """Counts of one minute do not go on in the next, also when the clock was set back."""
+def test_a_new_minute_begins_at_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts of one minute do not go on in the next, also when the clock was set back; it is read once in each."""
     mine = Tally()
     first = datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC)
-    for now in (first, first + timedelta(minutes=1), first, first):
+    asked: list[datetime] = []
+    for now, ours in (
+        (first, 100.0),
+        (first + timedelta(seconds=29), 129.9),
+        (first + timedelta(seconds=30), 130.0),
+        (first + timedelta(seconds=80), 180.0),
+        (first, 190.0),
+        (first, 221.0),
+    ):
+        monkeypatch.setattr(tally, "time", SimpleNamespace(monotonic=lambda ours=ours: ours))
+
+        def clock(now: datetime = now) -> datetime:
+            asked.append(now)
+            return now
+
         with mine.transaction("default") as count:
-            count([("default", "delivered")] * 2, now)
+            count([("default", "delivered")] * 2, clock)
     found: Counter[int] = Counter()
     for minute, n in OutboxStat.objects.values_list("minute", "n"):
         found[minute.minute] += n
-    assert found == {0: 6, 1: 2}
+    assert found == {0: 8, 1: 4}
+    assert asked == [first, first + timedelta(seconds=30), first, first]
 
 
 @pytest.mark.parametrize("committed", [False, True])

@@ -17,7 +17,7 @@ from ..lifecycle import LONE_AT, TOGETHER, UNKNOWN_KEY, Lone, QuarantineReason, 
 from ..models import OutboxMessage
 from ..tally import Counted, Tally
 from ..transactions import lock, short_transaction
-from .rows import UNLEASED, Ended, StateLiteral, after, all_rows, among, locked, pause_until
+from .rows import UNLEASED, Ended, StateLiteral, after, all_rows, among, clock, locked, pause_until
 
 LAPSE_SPREAD = timedelta(milliseconds=50)
 
@@ -193,13 +193,12 @@ def _expire(ids: Sequence[int], publisher: str, count: Counted, using: str) -> l
 def _ended(ids: Sequence[int], publisher: str, count: Counted, using: str) -> list[Ended]:
     """Count what a scan ended, by its reason if it has one; return who it is."""
     ended = []
-    for row_id, dedup_id, state, reason, now in (
-        among(ids, using)
-        .annotate(now=Now())
-        .values_list("id", "dedup_id", "state", "quarantine_reason", "now")
-    ):
+    outcomes = []
+    rows = among(ids, using).values_list("id", "dedup_id", "state", "quarantine_reason")
+    for row_id, dedup_id, state, reason in rows:
         ended.append(Ended(row_id, message_id(dedup_id), State(state)))
-        count([(publisher, reason or state)], now)
+        outcomes.append((publisher, reason or state))
+    count(outcomes, lambda: clock(ids, using))
     return ended
 
 

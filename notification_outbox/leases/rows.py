@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db.models import (
@@ -83,6 +83,12 @@ def lock_those(
     holds = ExpressionWrapper(Q(sealed__isnull=False), output_field=BooleanField())
     rows = locked(ids, using).annotate(holds=holds).values_list("id", "state", "holds")
     return [row_id for row_id, state, body in rows if state in states and (body or not with_body)]
+
+
+def clock(ids: Iterable[int], using: str) -> datetime:
+    """Return the database's time; some of these rows must be there."""
+    now: datetime = among(ids, using).values_list(Now(), flat=True)[0]
+    return now
 
 
 def after(seconds: float) -> Any:

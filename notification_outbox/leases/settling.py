@@ -14,7 +14,7 @@ from ..envelope import Claim
 from ..lifecycle import Outcome, State, Verdict, patience
 from ..models import DeliveryAttempt
 from ..tally import Tally
-from .rows import UNLEASED, among, locked, pause_until
+from .rows import UNLEASED, among, clock, locked, pause_until
 
 MAX_ERROR = 128
 
@@ -45,12 +45,12 @@ def settle(settlements: Sequence[Settlement], *, tally: Tally | None = None, usi
     lost: list[Settlement] = []
     groups: defaultdict[tuple[Any, ...], list[Settlement]] = defaultdict(list)
     with (tally or Tally()).transaction(using) as count:
-        found = locked((settlement.claim.id for settlement in settlements), using).annotate(now=Now())
-        rows = {row[0]: row for row in found.values_list("id", "state", "lease_token", "now")}
+        found = locked((settlement.claim.id for settlement in settlements), using)
+        rows = {row[0]: row for row in found.values_list("id", "state", "lease_token")}
         theirs = {
             claim.id: claim.binding.dedup_id
             for claim, *_ in settlements
-            if rows.get(claim.id, ())[1:3] != (State.IN_FLIGHT.value, claim.token)
+            if rows.get(claim.id, ())[1:] != (State.IN_FLIGHT.value, claim.token)
         }
         same = set()
         if theirs:
@@ -84,8 +84,7 @@ def settle(settlements: Sequence[Settlement], *, tally: Tally | None = None, usi
             for claim, outcome, *_ in group
             if outcome.verdict is not Verdict.RELEASED
         ]
-        if counted:
-            count(counted, next(iter(rows.values()))[3])
+        count(counted, lambda: clock(rows, using))
     return lost
 
 
