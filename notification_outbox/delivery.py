@@ -89,7 +89,9 @@ def open_claim(claim: Claim, keyring: Keyring) -> Content:
 def as_message(claim: Claim, content: Content) -> Message:
     """Return the claimed row as publishers see it."""
     binding = claim.binding
-    return Message(
+    message = Message.__new__(Message)
+    # a frozen dataclass sets its fields one by one, which costs a fifth of opening the row
+    message.__dict__.update(
         id=binding.message_id,
         notification_type=binding.notification_type,
         publisher=binding.publisher,
@@ -106,6 +108,7 @@ def as_message(claim: Claim, content: Content) -> Message:
         created_at=claim.created_at,
         traceparent=claim.traceparent,
     )
+    return message
 
 
 def check(message: Message, publisher: Publisher, rules: Rules, *, checked: bool) -> None:

@@ -77,7 +77,7 @@ class Lane:
         self._waiting: asyncio.Queue[Held] = asyncio.Queue()
         self._runners: set[asyncio.Task[None]] = set()
         self.held: dict[int, Held] = {}
-        self._open = 0
+        self.unfinished = 0  # in hand, and no outcome yet
         self.bytes_held = 0
         self.recovered_at = float("-inf")
 
@@ -87,12 +87,12 @@ class Lane:
     def room(self) -> int:
         """How many more rows it may take."""
         # outcomes that cannot be recorded must not pile up without end
-        return min(self._concurrency + self._ahead - self._open, 2 * self.most - len(self.held))
+        return min(self._concurrency + self._ahead - self.unfinished, 2 * self.most - len(self.held))
 
     @property
     def hungry(self) -> bool:
         """Whether it is time for a claim: many small ones cost more than one, so a good part must be free."""
-        return not self.held or self.room >= max(self._concurrency, self._ahead // 3)
+        return not self.held or self.room >= max(self._concurrency, self._ahead // 2)
 
     def look_ahead(self, now: float) -> None:
         """After a claim: have as much in hand from now on as the pace since the last one suggests."""
@@ -108,12 +108,12 @@ class Lane:
             # its lease ended and the row came to us again
             self.drop(before)
         self.held[held.claim.id] = held
-        self._open += 1
+        self.unfinished += 1
         self.bytes_held += len(held.claim.sealed or b"")
         if len(held.claim.sealed or b"") <= OPENED_AHEAD:
             held.message = self._prepare(held.claim)
         self._waiting.put_nowait(held)
-        if len(self._runners) < min(self._concurrency, self._open):
+        if len(self._runners) < min(self._concurrency, self.unfinished):
             runner = asyncio.create_task(self._deliver_forever())
             runner.add_done_callback(self._ended)
             self._runners.add(runner)
@@ -122,7 +122,7 @@ class Lane:
         """Its outcome is known: it makes room for another before the outcome is recorded."""
         if not held.closed:
             held.closed = True
-            self._open -= 1
+            self.unfinished -= 1
             self._ended_lately += 1
 
     def drop(self, held: Held) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from django.db import DataError, Error, IntegrityError
 
 from . import leases
+from .asking import come
 from .database import DatabaseThread, Outage
 from .envelope import Claim
 from .leases import Settlement
@@ -20,8 +21,9 @@ from .tally import Tally
 
 logger = logging.getLogger("notification_outbox")
 
-BATCH = 200
-PAUSE = 0.02
+# one transaction records so many outcomes at most, or what came in so many seconds
+BATCH = 400
+PAUSE = 0.025
 LEVELS = {Verdict.DELIVERED: logging.DEBUG, Verdict.QUARANTINED: logging.WARNING}
 
 
@@ -45,6 +47,7 @@ class Settler:
         self._log_attempts = log_attempts
         self._unsettled: list[Settlement] = []
         self._soon = asyncio.Event()
+        self._now = asyncio.Event()
         self._tally = Tally()
         self.outage = Outage("settle")
 
@@ -66,6 +69,12 @@ class Settler:
             took = None
         self._unsettled.append(Settlement(claim, outcome, self._worker_id, took))
         self._soon.set()
+        if len(self._unsettled) >= BATCH:
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Record at once what has come: nothing more is on its way."""
+        self._now.set()
 
     async def run(self) -> None:
         """Record until cancelled."""
@@ -73,7 +82,8 @@ class Settler:
             await self._soon.wait()
             if len(self._unsettled) < BATCH:
                 # a short wait makes one transaction of many outcomes
-                await asyncio.sleep(PAUSE)
+                await come(self._now, PAUSE)
+            self._now.clear()
             batch = self._unsettled[:BATCH]
             del self._unsettled[:BATCH]
             if not self._unsettled:

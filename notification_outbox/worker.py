@@ -296,9 +296,11 @@ class Worker:
         if held.closed and outcome.verdict is not Verdict.DELIVERED:
             return  # only a success is a fact, however late
         lane.close(held)
-        if lane.hungry or self._asker.stopping.is_set():
-            self._freed.set()
         self._settler.add(held.claim, outcome, took)
+        if not self._freed.is_set() and (lane.hungry or self._asker.stopping.is_set()):
+            self._freed.set()
+        if not lane.unfinished and not any(one.unfinished for one in self._lanes):
+            self._settler.hurry()
 
     def _recorded(self, batch: list[Settlement], lost: list[Settlement]) -> None:
         """Take recorded messages out of hand and tell who listens."""

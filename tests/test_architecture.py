@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "asking": "database",
     "telling": "database leases lifecycle signals",
     "lanes": "conf delivery envelope lifecycle publishers suspects",
-    "settling": "database envelope leases lifecycle tally",
+    "settling": "asking database envelope leases lifecycle tally",
     "housekeeping": "conf database leases tally",
     "worker": "asking conf database housekeeping lanes leases lifecycle settling signals stats suspects tally"
     " telling",
