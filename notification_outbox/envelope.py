@@ -64,8 +64,7 @@ def message_id(dedup_id: uuid.UUID) -> str:
     return f"msg_{dedup_id.hex}"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Content:
+class Content(NamedTuple):
     """What is sealed: ``body`` bytes as sent, ``content_type``, caller's ``headers``, the full ``destination``.
 
     ``checked`` is False for what was stored although it breaks a rule, so that a requeue checks it again.
@@ -76,6 +75,9 @@ class Content:
     headers: Headers
     destination: str
     checked: bool = True
+
+    def __repr__(self) -> str:
+        return "<Content>"
 
 
 class Binding(NamedTuple):
@@ -304,7 +306,7 @@ def open_sealed(sealed: bytes, binding: Binding, keyring: Keyring) -> Content:
     return Content(
         body=plaintext[end:],
         content_type=content_type,
-        headers=tuple((name, value) for name, value in headers),
+        headers=tuple(map(tuple, headers)),
         destination=destination,
         checked=checked,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ class Lane:
         self.most = (1 + ROUNDS_AHEAD) * self._concurrency
         self._ended_lately = 0
         self._looked_at = float("-inf")
-        self._waiting: asyncio.Queue[Held] = asyncio.Queue()
+        self._waiting: deque[Held] = deque()
         self._runners: set[asyncio.Task[None]] = set()
         self.held: dict[int, Held] = {}
         self.unfinished = 0  # in hand, and no outcome yet
@@ -87,7 +88,7 @@ class Lane:
     def room(self) -> int:
         """How many more rows it may take."""
         # outcomes that cannot be recorded must not pile up without end
-        return min(self._concurrency + self._ahead - self.unfinished, 2 * self.most - len(self.held))
+        return min(self._concurrency + self._ahead - self.unfinished, 3 * self.most - len(self.held))
 
     @property
     def hungry(self) -> bool:
@@ -97,8 +98,9 @@ class Lane:
     def look_ahead(self, now: float) -> None:
         """After a claim: have as much in hand from now on as the pace since the last one suggests."""
         pace = self._ended_lately / max(now - self._looked_at, 0.001)
-        rounds = min(max(pace * AHEAD_SECONDS / self._concurrency, 1.0), ROUNDS_AHEAD)
-        self._ahead = round(rounds * self._concurrency)
+        # one slow moment says little: what is in hand shrinks by halves
+        wanted = max(pace * AHEAD_SECONDS, self._ahead / 2, self._concurrency)
+        self._ahead = round(min(wanted, ROUNDS_AHEAD * self._concurrency))
         self._ended_lately = 0
         self._looked_at = now
 
@@ -112,9 +114,9 @@ class Lane:
         self.bytes_held += len(held.claim.sealed or b"")
         if len(held.claim.sealed or b"") <= OPENED_AHEAD:
             held.message = self._prepare(held.claim)
-        self._waiting.put_nowait(held)
-        if len(self._runners) < min(self._concurrency, self.unfinished):
-            runner = asyncio.create_task(self._deliver_forever())
+        self._waiting.append(held)
+        if len(self._runners) < self._concurrency:
+            runner = asyncio.create_task(self._deliver())
             runner.add_done_callback(self._ended)
             self._runners.add(runner)
 
@@ -145,13 +147,13 @@ class Lane:
         policy = self.settings.retry
         return prepare(claim, self.publisher, keyring=self._keyring, rules=self._rules, policy=policy)
 
-    async def _deliver_forever(self) -> None:
-        """Deliver one message after another."""
+    async def _deliver(self) -> None:
+        """Deliver one message after another while some wait."""
         runner = asyncio.current_task()
         assert runner is not None
         settings = self.settings
-        while True:
-            held = await self._waiting.get()
+        while self._waiting:
+            held = self._waiting.popleft()
             if held.closed:
                 continue
             began = time.monotonic()
@@ -186,6 +188,8 @@ class Lane:
                     return
             if outcome is not None:
                 self._settled(self, held, outcome, time.monotonic() - began)
+        # what comes from now on is another runner's
+        self._runners.discard(runner)
 
     def _ended(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)

@@ -55,6 +55,9 @@ async def test_what_is_in_hand_follows_the_pace(ended: int, rounds: float) -> No
     deliver(slow, ended)
     slow.look_ahead(now=11.0)
     assert slow.room == (1 + rounds) * CONCURRENCY
+    # when the pace is gone it shrinks by halves
+    slow.look_ahead(now=12.0)
+    assert slow.room == (1 + max(rounds / 2, 1)) * CONCURRENCY
     await slow.end()
 
 
