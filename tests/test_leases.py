@@ -6,7 +6,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
@@ -535,3 +535,14 @@ def test_a_row_that_comes_back_between_two_looks_is_not_overlooked(monkeypatch: 
 
     monkeypatch.setattr(leases.claiming, "StateLiteral", meanwhile)
     assert leases.next_due(["default"], using="default") is not None
+
+
+@pytest.mark.parametrize("zone", ["wanted", None])
+def test_a_claim_knows_when_its_message_was_made(zone: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Django reads it: in the connection's zone, or without one where the project has none."""
+    (row_id,) = make()
+    wanted = connection.timezone if zone else None
+    monkeypatch.setattr(connection, "timezone", wanted)
+    made = claim()[0].created_at
+    assert made.tzinfo is wanted
+    assert made.replace(tzinfo=UTC) == OutboxMessage.objects.get(id=row_id).created_at.replace(tzinfo=UTC)
