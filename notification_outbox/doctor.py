@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from . import stats
 from .conf import Settings
-from .models import OutboxMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +20,13 @@ class Finding:
 def examine(settings: Settings, *, using: str) -> list[Finding]:
     """Return what is wrong with the outbox of one database, as this process's settings see it."""
     findings = []
-    for key_id in stats.key_ids(using=using):
+    for key_id, count in stats.keys(using=using).items():
         if key_id not in settings.keyring:
-            rows = OutboxMessage.objects.using(using).filter(encryption_key_id=key_id, sealed__isnull=False)
             findings.append(
                 Finding(
                     "unknown_key",
-                    f"{rows.count()} messages are sealed under the key {key_id!r}, which is not configured here.",
+                    f"{stats.bounded(count)} messages are sealed under the key {key_id!r}, "
+                    "which is not configured here.",
                     "Add the key to ENCRYPTION_KEYS (or its secret to SECRET_KEY_FALLBACKS) of every worker; "
                     "until then these messages wait, and at the end of their time become unreadable.",
                 )

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
+from datetime import timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
+from .explain import in_words
 from .lifecycle import QuarantineReason
 from .stats import Lane, Numbers, bounded
 
@@ -56,18 +58,6 @@ def judge(numbers: Numbers, *, publishers: Container[str], is_known: Callable[[s
     return sorted(signs, key=lambda sign: order.index(sign.light)) or [_well(numbers)]
 
 
-def age(seconds: float) -> str:
-    """Return a length of time as people say it, in one unit."""
-    for limit, unit, words in (
-        (120, 1, _("%(count)d s")),
-        (7200, 60, _("%(count)d min")),
-        (172800, 3600, _("%(count)d h")),
-    ):
-        if seconds < limit:
-            return words % {"count": seconds // unit}
-    return _("%(count)d d") % {"count": seconds // 86400}
-
-
 def _unserved(numbers: Numbers, publishers: Container[str]) -> Iterator[Sign]:
     for lane in numbers.lanes:
         if lane.name not in publishers and (
@@ -100,7 +90,7 @@ def _late(lane: Lane) -> Iterator[Sign]:
     if waited is None or waited < LATE:
         return
     light = Light.RED if waited >= TOO_LATE else Light.AMBER
-    words = {"lane": lane.name, "age": age(waited)}
+    words = {"lane": lane.name, "age": in_words(timedelta(seconds=waited))}
     if lane.backlog.in_flight or lane.delivered or lane.failed:
         yield Sign(
             light,

@@ -48,9 +48,9 @@ MAY_IMPORT = {
     "delivery": "drafts envelope exceptions lifecycle payloads publishers",
     # services
     "stats": "leases lifecycle models tally",
-    "health": "lifecycle stats",
+    "health": "explain lifecycle stats",
     "operations": "conf envelope exceptions leases models stats tally",
-    "doctor": "conf models stats",
+    "doctor": "conf stats",
     "finding": "conf drafts exceptions explain leases lifecycle models publishers stats",
     # loop
     "database": "",

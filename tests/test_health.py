@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 
-from notification_outbox.health import Light, age, judge
+from notification_outbox.health import Light, judge
 from notification_outbox.stats import CAP, Backlog, Lane, Numbers, Quarter
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -97,18 +97,3 @@ def test_the_worst_comes_first() -> None:
     given = numbers(waiting(400), Lane("second", Backlog(due=1, oldest_due=70), dead={"tampered": 1}))
     signs = judge(given, publishers=["default", "second"], is_known="k1".__eq__)
     assert [sign.light for sign in signs] == [RED, AMBER, AMBER]
-
-
-@pytest.mark.parametrize(
-    ("length", "said"),
-    [
-        (timedelta(seconds=59.9), "59 s"),
-        (timedelta(minutes=5), "5 min"),
-        (timedelta(minutes=119), "119 min"),
-        (timedelta(hours=30), "30 h"),
-        (timedelta(days=3), "3 d"),
-    ],
-)
-def test_ages_are_said_in_one_unit(length: timedelta, said: str) -> None:
-    """As somebody would say it on the telephone."""
-    assert age(length.total_seconds()) == said

@@ -7,6 +7,7 @@ script, no inline style, nothing from elsewhere: a strict Content-Security-Polic
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +22,8 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from .. import conf, stats
-from ..health import age, judge
+from ..explain import in_words
+from ..health import judge
 from ..models import OutboxMessage
 from ..stats import Lane, Quarter, bounded
 
@@ -69,7 +71,7 @@ def _lane(lane: Lane, *, configured: bool) -> dict[str, Any]:
         "name": lane.name,
         "configured": configured,
         "due": bounded(backlog.due),
-        "oldest_due": "" if backlog.oldest_due is None else age(backlog.oldest_due),
+        "oldest_due": "" if backlog.oldest_due is None else in_words(timedelta(seconds=backlog.oldest_due)),
         "scheduled": bounded(backlog.scheduled),
         "in_flight": bounded(backlog.in_flight),
         "delivered": number_format(lane.delivered, 1, force_grouping=True),
