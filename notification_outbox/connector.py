@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from typing import Any, TypeAlias
 
@@ -115,20 +116,20 @@ class Connector:
         left = [_info(address, destination.port) for address in await self._judged(destination)]
         while True:
             attempt.phase = "dial"
-            tried = None
+            opened: dict[socket.socket, _Info] = {}
+            connected = None
             try:
                 async with asyncio.timeout(self._patience):
                     connected = await start_connection(
                         left,
                         happy_eyeballs_delay=NEXT_ADDRESS_SECONDS,
-                        socket_factory=lambda info: _open(info, attempt),
+                        socket_factory=partial(_open, attempt=attempt, opened=opened),
                     )
-                    tried = connected.getpeername()
-                    attempt.peer = _spelled(tried)
+                    attempt.peer = _spelled(opened[connected][4])
                     return await self._speak(connected, destination, attempt)
-            except (OSError, TimeoutError) as error:
-                # whoever answered the dial and failed in TLS leaves the others a chance
-                left = [info for info in left if tried is not None and info[4][:2] != tried[:2]]
+            except OSError as error:
+                # one that answered the dial and failed in TLS leaves the others a chance
+                left = [info for info in left if connected and info != opened[connected]]
                 if not left:
                     raise _explained(error, attempt) from None
 
@@ -156,12 +157,13 @@ class Connector:
         """Return the wire over a connected socket, which is closed when that fails."""
         secure = destination.scheme == "https"
         try:
-            if self._closed:
-                raise ConnectionResetError
             _, wire = await self._loop.create_connection(lambda: Wire(self._gone), sock=connected)
             if secure:
                 attempt.phase = "tls"
             await wire.start(self._context if secure else None, destination.host)
+            if self._closed:
+                wire.abort()
+                raise ConnectionResetError
         except BaseException:
             connected.close()
             raise
@@ -209,9 +211,11 @@ def _info(address: Address, port: int) -> _Info:
     return family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", where
 
 
-def _open(info: _Info, attempt: Attempt) -> socket.socket:
+def _open(info: _Info, *, attempt: Attempt, opened: dict[socket.socket, _Info]) -> socket.socket:
     attempt.peer = _spelled(info[4])
-    return socket.socket(*info[:3])
+    made = socket.socket(*info[:3])
+    opened[made] = info
+    return made
 
 
 def _explained(error: Exception, attempt: Attempt) -> Exception:

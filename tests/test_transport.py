@@ -523,6 +523,34 @@ async def test_close_ends_posts_under_way() -> None:
             await post
 
 
+async def test_a_dial_that_ends_after_close_leaves_no_connection() -> None:
+    """What was on its way when the transport closed fails, and is closed too."""
+    arrived, go = asyncio.Event(), asyncio.Event()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority().issue_cert("localhost").configure_cert(context)
+
+    async def relay(talk: Talk) -> None:
+        # holds TLS back until the transport is closed
+        arrived.set()
+        await go.wait()
+        await talk.writer.start_tls(context)
+        await talk.gone()
+
+    async with (
+        listening(relay, tls=False) as peer,
+        posting(allow_hosts=[f"localhost:{peer.port}"]) as transport,
+    ):
+        post = asyncio.create_task(transport.post(peer.at(), HEADERS, b"{}"))
+        await arrived.wait()
+        await transport.close()
+        go.set()
+        # not only at its deadline
+        async with asyncio.timeout(3):
+            with pytest.raises(OutboxError):
+                await post
+        await peer.until_open(0)
+
+
 # -- what others see
 
 
