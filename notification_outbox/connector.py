@@ -58,8 +58,9 @@ class DialFailed(Exception):
 class Connector:
     """Dials, keeps and hands out the connections of one event loop.
 
-    ``patience`` in seconds bounds each round over a name's addresses, TLS included. ``max_idle`` connections wait
-    for later messages, each at most ``KEEP_IDLE_SECONDS``.
+    ``context`` is for strangers, ``own_context`` for hosts that the policy opens by name. ``patience`` in seconds
+    bounds each round over a name's addresses, TLS included. ``max_idle`` connections wait for later messages, each
+    at most ``KEEP_IDLE_SECONDS``.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class Connector:
         resolver: Resolver,
         *,
         context: ssl.SSLContext,
+        own_context: ssl.SSLContext,
         patience: float,
         max_idle: int,
     ) -> None:
         self._policy = policy
         self._resolver = resolver
         self._context = context
+        self._own_context = own_context
         self._patience = patience
         self._max_idle = max_idle
         self._loop = asyncio.get_running_loop()
@@ -155,12 +158,15 @@ class Connector:
 
     async def _speak(self, connected: socket.socket, destination: Destination, attempt: Attempt) -> Wire:
         """Return the wire over a connected socket, which is closed when that fails."""
-        secure = destination.scheme == "https"
+        context = None
+        if destination.scheme == "https":
+            opened = self._policy.opens(destination.host, destination.port)
+            context = self._own_context if opened else self._context
         try:
             _, wire = await self._loop.create_connection(lambda: Wire(self._gone), sock=connected)
-            if secure:
+            if context is not None:
                 attempt.phase = "tls"
-            await wire.start(self._context if secure else None, destination.host)
+            await wire.start(context, destination.host)
             if self._closed:
                 wire.abort()
                 raise ConnectionResetError

@@ -42,7 +42,8 @@ class GuardedTransport:
     """POSTs to destinations that ``policy`` allows, from one event loop, between ``open()`` and ``close()``.
 
     ``timeout`` in seconds covers everything from the name lookup to the final head. ``ca_file`` is a PEM file
-    of the authorities to trust instead of the system's (ConfigurationError when it cannot be read).
+    of the authorities to trust instead of the system's, ``client_cert`` one with our own certificate and key, shown
+    to hosts that the policy opens by name only (ConfigurationError when one cannot be read).
     ``max_idle`` bounds the connections kept open for later messages. A ``resolver`` handed in is
     its owner's to close.
     """
@@ -53,6 +54,7 @@ class GuardedTransport:
         *,
         timeout: float,
         ca_file: str | None = None,
+        client_cert: str | None = None,
         resolver: Resolver | None = None,
         max_idle: int = 256,
     ) -> None:
@@ -61,6 +63,7 @@ class GuardedTransport:
         self._parse = lru_cache(maxsize=1024)(policy.parse)
         self._timeout = timeout
         self._context = client_context(ca_file)
+        self._own_context = client_context(ca_file, client_cert) if client_cert else self._context
         self._resolver = resolver
         self._own_resolver: Resolver | None = None
         self._max_idle = max_idle
@@ -75,6 +78,7 @@ class GuardedTransport:
             self._policy,
             resolver,
             context=self._context,
+            own_context=self._own_context,
             # half the time for one round of addresses leaves the other half for the next
             patience=self._timeout / 2,
             max_idle=self._max_idle,

@@ -18,6 +18,7 @@ from .exceptions import ConfigurationError, InvalidMessage
 from .hosts import UNSAFE, RuleError, check_public, host_entry, normal_host, port_number, split_authority
 
 MAX_URL_BYTES = 2048
+NAT64 = IPv6Network("64:ff9b::/96")
 DEFAULT_PORTS = {"https": 443, "http": 80}
 
 HINTS = {
@@ -87,6 +88,7 @@ class DestinationPolicy:
     secure: Mapping[str, frozenset[int]] = field(default_factory=dict)
     insecure: Mapping[str, frozenset[int]] = field(default_factory=dict)
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    nat64: bool = False
 
     @classmethod
     def from_options(
@@ -96,6 +98,7 @@ class DestinationPolicy:
         allow_hosts: Iterable[str] = (),
         allow_networks: Iterable[str] = (),
         insecure_hosts: Iterable[str] = (),
+        allow_nat64: bool = False,
     ) -> Self:
         """Return the policy of a project's options; ConfigurationError names option and place, no entry.
 
@@ -104,6 +107,8 @@ class DestinationPolicy:
                             port only, or without one on ``ports``.
         ``allow_networks``  ``"10.2.0.0/16"``: these addresses are open to every destination.
         ``insecure_hosts``  like ``allow_hosts``, and reached by http too, on the entry's port or else on 80.
+        ``allow_nat64``     64:ff9b::/96 (RFC 6052) is as open as the IPv4 address inside, for machines that have no
+                            IPv4 of their own.
         """
         insecure = [
             _host_entry("insecure_hosts", *entry) for entry in _entries("insecure_hosts", insecure_hosts)
@@ -119,6 +124,7 @@ class DestinationPolicy:
             ),
             insecure=_by_host((host, port or DEFAULT_PORTS["http"]) for host, port in insecure),
             networks=tuple(_network(*entry) for entry in _entries("allow_networks", allow_networks)),
+            nat64=allow_nat64,
         )
 
     def parse(self, url: object, field: str = "to") -> Destination:
@@ -140,7 +146,8 @@ class DestinationPolicy:
             return port in self.ports or port in self.secure.get(host, ())
         return scheme == "http" and port in self.insecure.get(host, ())
 
-    def _opens(self, host: str, port: int) -> bool:
+    def opens(self, host: str, port: int) -> bool:
+        """Say whether ``host`` (in normal form) was opened on ``port`` by its name."""
         return port in self.secure.get(host, ()) or port in self.insecure.get(host, ())
 
     def judge(self, host: str, port: int, address: str | _Address) -> Denial | None:
@@ -148,9 +155,11 @@ class DestinationPolicy:
         denial = judge(address)
         if denial in (None, Denial.ZONE, Denial.MALFORMED):
             return denial
-        if self._opens(host, port):
+        if self.opens(host, port):
             return None
         address = ip_address(address)
+        if self.nat64 and address in NAT64:
+            return self.judge(host, port, IPv4Address(int(address) & 0xFFFFFFFF))
         # the networks of the other IP version never hold it
         return None if any(address in network for network in self.networks) else denial
 
@@ -164,7 +173,7 @@ class DestinationPolicy:
         if address is not None:
             if not spelled.isascii() or self.judge(host, port, address) is not None:
                 raise RuleError("denied-address")
-        elif not self._opens(host, port):
+        elif not self.opens(host, port):
             check_public(host)
         if not self.admits(scheme, host, port):
             raise RuleError("port")

@@ -169,6 +169,7 @@ async def posting(
     resolver: Resolver | None = None,
     trust: trustme.CA | None = None,
     max_idle: int = 256,
+    client_cert: str | None = None,
     **options: Any,
 ) -> AsyncIterator[GuardedTransport]:
     """Open a transport under the policy ``options``; names it is not told of lead to 127.0.0.1."""
@@ -184,6 +185,7 @@ async def posting(
             DestinationPolicy.from_options(**options),
             timeout=timeout,
             ca_file=str(ca_file),
+            client_cert=client_cert,
             resolver=resolver,
             max_idle=max_idle,
         )

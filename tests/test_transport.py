@@ -7,13 +7,15 @@ import errno
 import logging
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from notification_outbox import connector
 from notification_outbox.exceptions import (
@@ -401,6 +403,71 @@ async def test_two_names_on_one_address() -> None:
     assert asked == names
 
 
+@pytest.fixture
+def client_cert(tmp_path: Path) -> str:
+    file = tmp_path / "client.pem"
+    authority().issue_cert("sender.acme.com").private_key_and_cert_chain_pem.write_to_path(str(file))
+    return str(file)
+
+
+def asking_for_a_certificate(*names: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority().issue_cert(*names).configure_cert(context)
+    authority().configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+@contextmanager
+def asked(context: ssl.SSLContext) -> Iterator[int]:
+    """Serve one connection in a thread, by blocking calls, which tell a client why they hang up; yield the port."""
+
+    def serve() -> None:
+        raw, _ = listener.accept()
+        # what it still sends would have the kernel take our last word back
+        with raw.dup() as still_open:
+            with suppress(ssl.SSLError), context.wrap_socket(raw, server_side=True) as wire:
+                wire.recv(65536)
+                wire.sendall(OK)
+            while still_open.recv(65536):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join()
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_mutual_tls(client_cert: str, version: ssl.TLSVersion) -> None:
+    """A peer that asks who we are is shown our certificate; without one the attempt ends as its refusal."""
+    context = asking_for_a_certificate("localhost")
+    context.maximum_version = version
+    for file in (client_cert, None):
+        with asked(context) as port:
+            async with posting(allow_hosts=[f"localhost:{port}"], client_cert=file) as transport:
+                post = transport.post(by_hand(f"https://localhost:{port}/"), HEADERS, b"{}")
+                if file:
+                    assert (await post).status == 200
+                else:
+                    with pytest.raises(PublishFailed, match=r"^tls$"):
+                        await post
+
+
+async def test_strangers_are_not_shown_who_we_are(client_cert: str) -> None:
+    """Only hosts opened by name see the certificate, whoever asks for it."""
+    with asked(asking_for_a_certificate("hooks.acme.com")) as port:
+        async with posting(
+            ports=[port],
+            allow_networks=["127.0.0.0/8"],
+            allow_hosts=["partner.acme.com"],
+            client_cert=client_cert,
+        ) as transport:
+            error = await refusal(transport, by_hand(f"https://hooks.acme.com:{port}/"))
+    assert error.code == "tls"
+
+
 def test_old_tls_is_not_spoken() -> None:
     """The TLS settings start at version 1.2 and check name and chain."""
     context = client_context(None)
@@ -410,13 +477,23 @@ def test_old_tls_is_not_spoken() -> None:
     assert context.keylog_filename is None
 
 
-def test_unreadable_ca_file(tmp_path: Path) -> None:
-    """A file without certificates is a configuration error that does not repeat its path."""
-    empty = tmp_path / f"{MARK}.pem"
+@pytest.mark.parametrize("option", ["ca_file", "client_cert"])
+def test_unreadable_files(option: str, tmp_path: Path) -> None:
+    """A file without certificates, or with a key under a password, is an error that does not repeat its path."""
+    empty, locked = tmp_path / f"{MARK}.pem", tmp_path / f"{MARK}-locked.pem"
     empty.write_text("", encoding="ascii")
-    for path in (empty, tmp_path / MARK):
-        with pytest.raises(ConfigurationError) as caught:
-            GuardedTransport(DestinationPolicy(), timeout=1.0, ca_file=str(path))
+    pair = authority().issue_cert("sender.acme.com")
+    key = serialization.load_pem_private_key(pair.private_key_pem.bytes(), password=None)
+    encryption = serialization.BestAvailableEncryption(b"password")
+    form = serialization.PrivateFormat.PKCS8
+    locked.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, form, encryption)
+        + (b"" if option == "ca_file" else pair.cert_chain_pems[0].bytes())
+    )
+    for path in (empty, locked, tmp_path / MARK):
+        files: dict[str, Any] = {option: str(path)}
+        with pytest.raises(ConfigurationError, match=f"option '{option}'") as caught:
+            GuardedTransport(DestinationPolicy(), timeout=1.0, **files)
         assert MARK not in str(caught.value)
         assert caught.value.__context__ is None
 

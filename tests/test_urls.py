@@ -191,6 +191,24 @@ def test_dial(host: str, port: int, address: str, denial: Denial | None) -> None
     assert DestinationPolicy.from_options(**OPEN).judge(host, port, address) is denial
 
 
+@pytest.mark.parametrize(
+    ("address", "allowed", "denial"),
+    [
+        ("64:ff9b::808:808", False, Denial.NAT64),
+        ("64:ff9b::808:808", True, None),
+        ("64:ff9b::a01:203", True, None),
+        ("64:ff9b::7f00:1", True, Denial.LOOPBACK),
+        ("64:ff9b::a9fe:a9fe", True, Denial.METADATA),
+        ("64:ff9b:1::808:808", True, Denial.NAT64),
+        ("::ffff:8.8.8.8", True, Denial.MAPPED),
+    ],
+)
+def test_nat64(address: str, allowed: bool, denial: Denial | None) -> None:
+    """Where it is allowed the IPv4 address inside is judged as if it were dialled; other prefixes stay shut."""
+    policy = DestinationPolicy.from_options(**OPEN, allow_nat64=allowed)
+    assert policy.judge("hooks.acme.com", 443, address) is denial
+
+
 def test_own_ports() -> None:
     """``ports`` replaces the two that are open to every host."""
     policy = DestinationPolicy.from_options(ports=[4443])

@@ -34,10 +34,11 @@ class WebhookPublisher(Publisher):
     """POSTs the message to its URL over TLS, freshly signed, through a guarded socket.
 
     ``signer``: signs every attempt. ``timeout``: from the name lookup to the answer's head, a duration as in
-    the settings.
-    ``ca_file``: PEM file of the authorities to trust instead of the system's. ``ports``: those a URL may name.
-    ``allow_hosts`` (``"host"`` or ``"host:port"``) and ``allow_networks`` open exactly what they name beyond
-    public addresses; ``insecure_hosts`` are allowed hosts that may be reached over plain http.
+    the settings. ``ca_file``: PEM file of the authorities to trust instead of the system's. ``client_cert``: PEM
+    file with our certificate, its chain and unencrypted key, which only the hosts of ``allow_hosts`` are shown.
+    ``ports``: those a URL may name. ``allow_hosts`` (``"host"`` or ``"host:port"``) and ``allow_networks`` open
+    exactly what they name beyond public addresses; ``insecure_hosts`` are allowed hosts that may be reached over
+    plain http. ``allow_nat64`` opens 64:ff9b::/96 as far as the IPv4 addresses inside are open.
     """
 
     def __init__(
@@ -46,22 +47,28 @@ class WebhookPublisher(Publisher):
         signer: Signer,
         timeout: float | timedelta | str = 15.0,
         ca_file: str | None = None,
+        client_cert: str | None = None,
         ports: Iterable[int] = (443, 8443),
         allow_hosts: Iterable[str] = (),
         allow_networks: Iterable[str] = (),
         insecure_hosts: Iterable[str] = (),
+        allow_nat64: bool = False,
     ) -> None:
         if not isinstance(signer, Signer):
             raise ConfigurationError("option 'signer': expected a Signer, such as HttpMessageSigner(...)")
         self._signer = signer
         self.own_timeout = self._timeout = _seconds("timeout", timeout)
         self._ca_file = ca_file
+        self._client_cert = client_cert
         self._policy = DestinationPolicy.from_options(
             ports=ports,
             allow_hosts=allow_hosts,
             allow_networks=allow_networks,
             insecure_hosts=insecure_hosts,
+            allow_nat64=allow_nat64,
         )
+        if client_cert is not None and not self._policy.secure:
+            raise ConfigurationError("option 'client_cert': name in allow_hosts the hosts that are to see it")
         self._parse = lru_cache(maxsize=1024)(self._policy.parse)
         self._transport: GuardedTransport | None = None
 
@@ -80,16 +87,17 @@ class WebhookPublisher(Publisher):
             yield "insecure_hosts lets messages travel unencrypted; it is meant for development only."
 
     def problems(self) -> Iterable[str]:
-        if self._ca_file is not None:
-            try:
-                client_context(self._ca_file)
-            except ConfigurationError as error:
-                yield str(error)
+        try:
+            client_context(self._ca_file, self._client_cert)
+        except ConfigurationError as error:
+            yield str(error)
 
     async def open(self) -> None:
         from ..transport import GuardedTransport
 
-        self._transport = GuardedTransport(self._policy, timeout=self._timeout, ca_file=self._ca_file)
+        self._transport = GuardedTransport(
+            self._policy, timeout=self._timeout, ca_file=self._ca_file, client_cert=self._client_cert
+        )
         await self._transport.open()
 
     async def close(self) -> None:
