@@ -115,7 +115,8 @@ def _scan(using: str, publisher: str, innocent_below: int | None, limit: int) ->
     overdue = ExpressionWrapper(Q(retry_until__lte=Now()), output_field=BooleanField())
     rows = due.order_by("available_at", "id").annotate(size=Length("sealed"), overdue=overdue)
     scanned = lock(rows, skip_locked=True).values_list("id", "lost_leases", "size", "overdue")[:limit]
-    return scanned.query.sql_with_params()
+    sql, parameters = scanned.query.get_compiler(using).as_sql()
+    return sql, tuple(parameters)
 
 
 def _take(
