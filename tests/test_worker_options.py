@@ -131,7 +131,7 @@ def test_the_liveness_file_is_touched_while_all_workers_go_round(
         await touched_again()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(leases, "next_due", hanging)
-            await asyncio.to_thread(entered.wait, 10)
+            assert await asyncio.to_thread(entered.wait, 10)
             # what it did before it hung may still be shown once
             await asyncio.sleep(0.2)
             before, went = age(), workers[0].went_round_at
