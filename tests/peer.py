@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -151,6 +152,16 @@ async def listening(
         await asyncio.gather(*peer.tasks, return_exceptions=True)
         for _ in range(3):  # aborted transports say goodbye in the next turns of the loop
             await asyncio.sleep(0)
+
+
+def open_files() -> set[str]:
+    """Return what this process has open, sockets by their inodes; nothing where the system does not tell."""
+    found = set()
+    for entry in Path("/proc/self/fd").glob("*"):
+        # the listing itself is gone by now
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(entry))
+    return {name for name in found if name.startswith("socket:")}
 
 
 def looking_up(names: Mapping[str, Iterable[str]]) -> Resolver:

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from notification_outbox import connector
 from notification_outbox.exceptions import (
@@ -310,6 +312,47 @@ def test_targets_survive(tmp_path: Path) -> None:
         assert receiver.connections == 1
     sent = [request.target for request in receiver.requests]
     assert all(target == raw for target, raw in zip(TARGETS, sent, strict=True) if target.isascii())
+
+
+TARGET = st.text(st.sampled_from("abcXYZ019-._~!$&'()*+,;=:@/?é日 %".replace(" ", "")), max_size=40).map(
+    lambda text: text.replace("%", "%2F")
+)
+NAMES = ["hooks.acme.com", "bücher.acme.com", "HOOKS.Acme.com", "xn--bcher-kva.acme.com"]
+
+
+def test_what_is_signed_is_what_is_sent() -> None:
+    """For generated targets and names ``@target-uri`` and ``@authority`` are those that a raw server saw."""
+    with Receiver(names=("hooks.acme.com", "xn--bcher-kva.acme.com")) as receiver:
+        port = receiver.port
+        policy = DestinationPolicy.from_options(ports=[port], allow_networks=["127.0.0.0/8"])
+        signed: list[str] = []
+
+        async def run(destinations: list[Destination]) -> None:
+            transport = GuardedTransport(
+                policy, timeout=10.0, ca_file=receiver.ca_file, resolver=Resolver(_loopback)
+            )
+            await transport.open()
+            for destination in destinations:
+                await transport.post(destination, HEADERS, b"{}")
+            await transport.close()
+
+        @settings(max_examples=200)
+        @given(st.sampled_from(NAMES), TARGET)
+        def collect(name: str, target: str) -> None:
+            signed.append(f"https://{name}:{port}/{target}")
+
+        collect()
+        destinations = [policy.parse(url) for url in signed]
+        asyncio.run(run(destinations))
+        sent = [(request.header("Host"), request.target) for request in receiver.requests]
+        assert [(host, f"https://{host}{target}") for host, target in sent] == [
+            (each.authority, each.url) for each in destinations
+        ]
+        assert len(sent) >= 200
+
+
+async def _loopback(host: str) -> list[str]:
+    return ["127.0.0.1"]
 
 
 @pytest.mark.parametrize(

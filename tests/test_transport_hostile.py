@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gzip
 import socket
+import ssl
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -18,10 +20,32 @@ from notification_outbox.resolver import Resolver
 from notification_outbox.transport import GuardedTransport
 from notification_outbox.urls import Destination
 
-from .peer import OK, Script, Talk, by_hand, listening, looking_up, meeting, polite, posting, saying
+from .peer import (
+    OK,
+    Script,
+    Talk,
+    authority,
+    by_hand,
+    listening,
+    looking_up,
+    meeting,
+    open_files,
+    polite,
+    posting,
+    saying,
+)
 
 HEADERS = [("Content-Type", "application/json")]
 SHORT = 0.4
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left_behind() -> AsyncIterator[None]:
+    """Whatever a peer does, a closed transport leaves neither a socket nor a task."""
+    tasks, sockets = asyncio.all_tasks(), open_files()
+    yield
+    assert open_files() <= sockets
+    assert asyncio.all_tasks() <= tasks | {task for task in [asyncio.current_task()] if task}
 
 
 async def refusal(
@@ -285,6 +309,78 @@ async def test_floods_before_the_final_head(script: Script) -> None:
     assert error.code == "answer_too_large"
 
 
+@pytest.mark.parametrize("stage", ["accept", "hello", "request", "status", "head", "body"])
+@pytest.mark.parametrize("way", ["close", "reset", "half-close"])
+async def test_peer_that_leaves_at_every_stage(stage: str, way: str) -> None:
+    """Before the final head that is a failure, after it the message is delivered; and soon, not at the deadline."""
+
+    async def leave(talk: Talk) -> None:
+        if way == "reset":
+            option = struct.pack("ii", 1, 0)
+            talk.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, option)
+            talk.writer.transport.abort()
+        elif way == "half-close" and talk.writer.can_write_eof():
+            talk.writer.write_eof()
+            await talk.gone()
+
+    said = {
+        "status": b"HTTP/1.1 200",
+        "head": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n",
+        "body": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc",
+    }
+
+    async def script(talk: Talk) -> None:
+        if stage == "hello":
+            await talk.reader.read(10)
+        elif stage != "accept":
+            await talk.request()
+            await talk.send(said.get(stage, b""))
+        await leave(talk)
+
+    async with (
+        listening(script, tls=stage not in ("accept", "hello")) as peer,
+        posting(allow_hosts=[f"localhost:{peer.port}"], timeout=30.0) as transport,
+    ):
+        async with asyncio.timeout(5):
+            if stage == "body":
+                assert (await transport.post(peer.at(), HEADERS, b"{}")).status == 200
+            else:
+                assert (await refusal(transport, peer.at())).code in ("reset", "tls")
+        assert peer.accepted == 1
+
+
+async def test_a_certificate_that_has_expired() -> None:
+    """Its peer is not spoken to."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    authority().issue_cert("localhost", not_after=yesterday).configure_cert(context)
+    async with (
+        listening(context=context) as peer,
+        posting(allow_hosts=[f"localhost:{peer.port}"]) as transport,
+    ):
+        error = await refusal(transport, peer.at())
+    assert (error.code, error.answer and error.answer.phase) == ("tls", "tls")
+
+
+async def test_one_black_hole_delays_nobody_else() -> None:
+    """Fifty posts to a peer that never answers, and the next one to another peer goes through at once."""
+
+    async def silent(talk: Talk) -> None:
+        await talk.request()
+        await talk.gone()
+
+    async with listening(silent) as hole, listening() as good:
+        hosts = [f"localhost:{peer.port}" for peer in (hole, good)]
+        async with posting(allow_hosts=hosts, timeout=30.0) as transport:
+            stuck = [asyncio.create_task(transport.post(hole.at(), HEADERS, b"{}")) for _ in range(50)]
+            await hole.until_open(50)
+            async with asyncio.timeout(2):
+                assert (await transport.post(good.at(), HEADERS, b"{}")).status == 200
+            for task in stuck:
+                task.cancel()
+            await asyncio.gather(*stuck, return_exceptions=True)
+
+
 # -- which connection serves again
 
 
@@ -430,6 +526,18 @@ async def test_answer_planted_behind_a_body(planted: bytes) -> None:
     async with meeting(saying(body + planted, OK)) as (peer, transport):
         for _ in range(2):
             assert (await transport.post(peer.at(), HEADERS, b"{}")).status == 200
+        assert peer.accepted == 2
+
+
+@pytest.mark.parametrize("body", [b"hello", GONE])
+async def test_a_204_has_no_body(body: bytes) -> None:
+    """What comes behind one all the same is dropped with its connection."""
+    async with meeting(saying(b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n" + body)) as (
+        peer,
+        transport,
+    ):
+        for _ in range(2):
+            assert (await transport.post(peer.at(), HEADERS, b"{}")).status == 204
         assert peer.accepted == 2
 
 
