@@ -21,11 +21,15 @@ MAX_RETRY_AFTER = 24 * 3600.0
 
 
 class Response(NamedTuple):
-    """The peer's final answer: ``status`` from 200 to 599. ``repr`` shows nothing that the peer wrote."""
+    """The peer's final answer: ``status`` from 200 to 599. ``repr`` shows nothing that the peer wrote.
+
+    ``body`` is None unless it was asked for, small and complete.
+    """
 
     status: int
     raw_headers: list[tuple[bytes, bytes]]
     answer: Answer
+    body: bytes | None = None
 
     def __repr__(self) -> str:
         return f"<Response {self.status} {self.answer}>"

@@ -37,8 +37,10 @@ _Info: TypeAlias = tuple[int, int, int, str, tuple[Any, ...]]
 
 @dataclass(slots=True)
 class Attempt:
-    """How far one ``post()`` got: the phase, the peer's ``address:port``."""
+    """What one ``post()`` may take, and how far it got: the phase, the peer's ``address:port``."""
 
+    deadline: float = 0.0
+    keep_body: bool = False
     phase: str = ""
     peer: str = ""
 

@@ -165,3 +165,12 @@ def dotted(expected: str) -> Callable[[object], Callable[..., Any]]:
         return found
 
     return read
+
+
+def option_seconds(option: str, value: object) -> float:
+    """Return a duration of 0.1 s to an hour given to a class as ``option``. Raises ``ConfigurationError``."""
+    try:
+        return duration(0.1, 3600)(value)
+    except BadValue as bad:
+        problem = str(bad)
+    raise ConfigurationError(f"option {option!r}: expected {problem}")

@@ -94,17 +94,23 @@ class GuardedTransport:
             self._own_resolver = None
 
     async def post(
-        self, destination: Destination, headers: Sequence[tuple[str, str]], body: bytes
+        self,
+        destination: Destination,
+        headers: Sequence[tuple[str, str]],
+        body: bytes,
+        *,
+        keep_body: bool = False,
     ) -> Response:
         """Send one POST with exactly ``headers``, Host and Content-Length; return the peer's final answer.
 
-        A redirect is an answer like any other. Raises PublishFailed: ``timeout``, ``refused``,
-        ``unreachable``, ``reset``, ``tls``, ``protocol``, ``answer_too_large`` (DESTINATION), ``dns`` (NAME),
-        ``forbidden_address`` (FORBIDDEN); TransientPublishError ``local_...`` when this machine ran out of
-        something; PermanentPublishError (invalid_request) when a header is none (RFC 9110, section 5).
+        Of its body nothing is kept, or with ``keep_body`` up to 64 KiB that come within a second. A redirect is
+        an answer like any other. Raises PublishFailed: ``timeout``, ``refused``, ``unreachable``, ``reset``,
+        ``tls``, ``protocol``, ``answer_too_large`` (DESTINATION), ``dns`` (NAME), ``forbidden_address``
+        (FORBIDDEN); TransientPublishError ``local_...`` when this machine ran out of something;
+        PermanentPublishError (invalid_request) when a header is none (RFC 9110, section 5).
         ``PublishFailed.answer`` says how far it got.
         """
-        outcome = await self._attempt(destination, headers, body)
+        outcome = await self._attempt(destination, headers, body, keep_body)
         if isinstance(outcome, Response):
             return outcome
         # error trackers keep the variables of every frame an error passes
@@ -112,18 +118,19 @@ class GuardedTransport:
         raise outcome
 
     async def _attempt(
-        self, destination: Destination, headers: Sequence[tuple[str, str]], body: bytes
+        self, destination: Destination, headers: Sequence[tuple[str, str]], body: bytes, keep_body: bool
     ) -> Response | OutboxError:
         if self._connector is None:
             return ConfigurationError("GuardedTransport: post() belongs between open() and close()")
         attempt = Attempt()
         try:
             destination = self._parse(destination.url)
-            request = _request(destination, headers, body)
-            if request is None:
+            head = _request_head(destination, headers, len(body))
+            if head is None:
                 return PermanentPublishError(QuarantineReason.INVALID_REQUEST)
-            deadline = asyncio.get_running_loop().time() + self._timeout
-            return await _exchange(self._connector, destination, request, deadline, attempt)
+            attempt.deadline = asyncio.get_running_loop().time() + self._timeout
+            attempt.keep_body = keep_body
+            return await _exchange(self._connector, destination, head + body, attempt)
         except InvalidMessage:
             return _error(attempt, *FORBIDDEN)
         except TimeoutError:
@@ -141,19 +148,19 @@ class GuardedTransport:
 
 
 async def _exchange(
-    connector: Connector, destination: Destination, request: bytes, deadline: float, attempt: Attempt
+    connector: Connector, destination: Destination, request: bytes, attempt: Attempt
 ) -> Response | OutboxError:
     wire = connector.kept(destination)
     if wire is not None:
-        failure = await _send(wire, request, deadline, attempt)
+        failure = await _send(wire, request, attempt)
         if failure == "reset" and not wire.answered:
             # it had been closed before our request: nothing of an answer came, so it is sent once more
             connector.drop_kept(destination)
             wire = None
     if wire is None:
-        async with asyncio.timeout_at(deadline):
+        async with asyncio.timeout_at(attempt.deadline):
             wire = await connector.dial(destination, attempt)
-        failure = await _send(wire, request, deadline, attempt)
+        failure = await _send(wire, request, attempt)
     if failure:
         return _error(attempt, failure)
     if wire.reusable:
@@ -161,19 +168,22 @@ async def _exchange(
     if not 200 <= wire.status <= 599:
         return _error(attempt, "protocol")
     attempt.phase = "answered"
-    return Response(wire.status, wire.headers, attempt.answer(wire.status))
+    return Response(wire.status, wire.headers, attempt.answer(wire.status), wire.body)
 
 
-async def _send(wire: Wire, request: bytes, deadline: float, attempt: Attempt) -> str:
+async def _send(wire: Wire, request: bytes, attempt: Attempt) -> str:
     attempt.phase, attempt.peer = "sent", wire.peer
-    return await wire.exchange(request, deadline)
+    return await wire.exchange(request, attempt.deadline, keep_body=attempt.keep_body)
 
 
-def _request(destination: Destination, headers: Sequence[tuple[str, str]], body: bytes) -> bytes | None:
-    """Return the request's bytes (RFC 9112, section 3), or None when a header would not go out as written."""
+def _request_head(destination: Destination, headers: Sequence[tuple[str, str]], length: int) -> bytes | None:
+    """Return a POST's head (RFC 9112, section 3), or None when a header would not go out as written.
+
+    ``length`` is that of the body in bytes.
+    """
     authority = destination.authority
     target = destination.url[len(destination.scheme) + 3 + len(authority) :]
-    lines = [f"POST {target} HTTP/1.1", f"Host: {authority}", f"Content-Length: {len(body)}"]
+    lines = [f"POST {target} HTTP/1.1", f"Host: {authority}", f"Content-Length: {length}"]
     seen = set()
     for name, value in headers:
         lowered = _field_name(name)
@@ -183,7 +193,7 @@ def _request(destination: Destination, headers: Sequence[tuple[str, str]], body:
         lines.append(f"{name}: {value}")
     if None in seen:
         return None
-    return "\r\n".join((*lines, "", "")).encode("ascii") + body
+    return "\r\n".join((*lines, "", "")).encode("ascii")
 
 
 @lru_cache(maxsize=1024)

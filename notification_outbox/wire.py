@@ -23,9 +23,9 @@ GOODBYE_SECONDS = 1.0
 class Wire(asyncio.Protocol):
     """A connection that serves one exchange at a time.
 
-    After an exchange: ``status`` and ``headers`` (raw pairs) are those of the final head, ``answered`` says that
-    some byte came, ``reusable`` that the connection may serve again. ``uses`` counts exchanges, ``gone`` is done
-    when the connection is lost, of which ``lost`` is told.
+    After an exchange: ``status`` and ``headers`` (raw pairs) are those of the final head, ``body`` is what was kept
+    of a complete body, ``answered`` says that some byte came, ``reusable`` that the connection may serve again.
+    ``uses`` counts exchanges, ``gone`` is done when the connection is lost, of which ``lost`` is told.
     """
 
     def __init__(self, lost: Callable[[Wire], None]) -> None:
@@ -40,11 +40,12 @@ class Wire(asyncio.Protocol):
         self._over: asyncio.Future[str] | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._begin()
+        self._begin(keep_body=False)
 
-    def _begin(self) -> None:
+    def _begin(self, *, keep_body: bool) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
+        self._kept = bytearray() if keep_body else None
         self._got = 0
         self._body = 0
         self._headed = False
@@ -59,6 +60,10 @@ class Wire(asyncio.Protocol):
     def accepted(self) -> bool:
         """Whether the final head came and is a 2xx."""
         return 200 <= self.status < 300
+
+    @property
+    def body(self) -> bytes | None:
+        return None if self._kept is None or not self._complete else bytes(self._kept)
 
     @property
     def reusable(self) -> bool:
@@ -79,14 +84,15 @@ class Wire(asyncio.Protocol):
             self._socket, self, context, server_hostname=host, ssl_shutdown_timeout=GOODBYE_SECONDS
         )
 
-    async def exchange(self, request: bytes, deadline: float) -> str:
+    async def exchange(self, request: bytes, deadline: float, *, keep_body: bool = False) -> str:
         """Send ``request`` and return '' when a final head came before ``deadline``, by the loop's clock.
 
         Otherwise the code of what came instead: ``timeout``, ``reset``, ``tls``, ``protocol`` or
-        ``answer_too_large``. A wire that is not ``reusable`` afterwards is closed.
+        ``answer_too_large``. A wire that is not ``reusable`` afterwards is closed. With ``keep_body`` the body of
+        any answer is waited for, within the same bounds.
         """
         self.uses += 1
-        self._begin()
+        self._begin(keep_body=keep_body)
         if self._transport is None or self._closing:
             return "reset"
         loop = asyncio.get_running_loop()
@@ -168,7 +174,12 @@ class Wire(asyncio.Protocol):
         if not self._headed:
             if self._got > HEAD_BYTES:
                 self._end("answer_too_large")
-        elif self._complete or self._spoiled or not self.accepted or self._body > BODY_BYTES:
+        elif (
+            self._complete
+            or self._spoiled
+            or self._body > BODY_BYTES
+            or (not self.accepted and self._kept is None)
+        ):
             self._end("")
         elif not self._body and self._timer is not None:
             # a dripping body takes nothing back
@@ -178,6 +189,9 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._headed:
+            framed = {b"content-length", b"transfer-encoding"} & {name.lower() for name, _ in self.headers}
+            # without either the end of the connection is the end of the body (RFC 9112, section 6.3)
+            self._complete = self._complete or (error is None and not framed)
             self._end("")
         else:
             self._end("tls" if isinstance(error, ssl.SSLError) else "reset")
@@ -203,6 +217,10 @@ class Wire(asyncio.Protocol):
         if not self._headed and (status >= 200 or status == 101):
             self._headed = True
             self.status = status
+
+    def on_body(self, data: bytes) -> None:
+        if self._kept is not None:
+            self._kept += data
 
     def on_message_complete(self) -> None:
         if self._headed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -70,6 +71,7 @@ class Started:
             },
             stdout=self._log,
             stderr=self._log,
+            start_new_session=True,
         )
 
     def wait(self, timeout: float = 90.0) -> int:
@@ -79,8 +81,9 @@ class Started:
         self.popen.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        if self.popen.poll() is None:
-            self.popen.kill()
+        # a reloader's child outlives it
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait(10)
 
     @property

@@ -18,7 +18,7 @@ from ..drafts import Draft
 from ..envelope import Message
 from ..exceptions import ConfigurationError, InvalidMessage, PublishFailed
 from ..lifecycle import Answer, Fault
-from ..reading import BadValue, duration
+from ..reading import option_seconds
 from ..signing import Signer, SigningRequest
 from ..tls import client_context
 from ..urls import Destination, DestinationPolicy
@@ -57,7 +57,7 @@ class WebhookPublisher(Publisher):
         if not isinstance(signer, Signer):
             raise ConfigurationError("option 'signer': expected a Signer, such as HttpMessageSigner(...)")
         self._signer = signer
-        self.own_timeout = self._timeout = _seconds("timeout", timeout)
+        self.own_timeout = self._timeout = option_seconds("timeout", timeout)
         self._ca_file = ca_file
         self._client_cert = client_cert
         self._policy = DestinationPolicy.from_options(
@@ -139,11 +139,3 @@ class WebhookPublisher(Publisher):
             *message.headers,
             *signed,
         ]
-
-
-def _seconds(option: str, value: object) -> float:
-    try:
-        return duration(0.1, 3600)(value)
-    except BadValue as bad:
-        problem = str(bad)
-    raise ConfigurationError(f"option {option!r}: expected {problem}")
