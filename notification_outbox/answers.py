@@ -1,14 +1,16 @@
-"""What a receiver's final answer means: delivered, to be tried again and when, or given up (RFC 9110).
+"""How far a POST got, and what a receiver's final answer means: delivered, to be tried again and when, or given up.
 
-Pure but for this machine's clock, which only a date without a ``Date`` beside it is measured by.
+Does no I/O. This machine's clock is asked when a phase began, and for a date without a ``Date`` beside it (RFC 9110).
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.utils.http import parse_http_date_safe
 
@@ -18,6 +20,31 @@ from .lifecycle import Answer, Fault, QuarantineReason
 # answers that ask for patience (RFC 9110 15.5.9, 15.5.10, RFC 8470, RFC 6585); every 5xx does too
 BUSY = frozenset({408, 409, 425, 429})
 MAX_RETRY_AFTER = 24 * 3600.0
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What one ``post()`` may take, and how far it got: the phase, the peer's ``address:port``.
+
+    ``marks`` collects when each phase began, by the loop's clock, if somebody wants to know; then ``certificate`` is
+    the peer's, as ``ssl.SSLSocket.getpeercert()`` has it.
+    """
+
+    deadline: float = 0.0
+    keep_body: bool = False
+    phase: str = ""
+    peer: str = ""
+    marks: list[tuple[str, float]] | None = None
+    certificate: dict[str, Any] | None = None
+
+    def reach(self, phase: str) -> None:
+        """Begin a phase: dns, dial, tls, sent, answered."""
+        self.phase = phase
+        if self.marks is not None:
+            self.marks.append((phase, asyncio.get_running_loop().time()))
+
+    def answer(self, status: int | None = None) -> Answer:
+        return Answer(status, self.phase, self.peer)
 
 
 class Response(NamedTuple):

@@ -12,14 +12,14 @@ import errno
 import socket
 import ssl
 from collections import OrderedDict
-from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from typing import Any, TypeAlias
 
 from aiohappyeyeballs import start_connection
 
-from .lifecycle import Answer, Fault
+from .answers import Attempt
+from .lifecycle import Fault
 from .resolver import Address, Resolver
 from .urls import Destination, DestinationPolicy
 from .wire import Wire
@@ -33,19 +33,6 @@ FORBIDDEN = ("forbidden_address", Fault.FORBIDDEN)
 LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL})
 
 _Info: TypeAlias = tuple[int, int, int, str, tuple[Any, ...]]
-
-
-@dataclass(slots=True)
-class Attempt:
-    """What one ``post()`` may take, and how far it got: the phase, the peer's ``address:port``."""
-
-    deadline: float = 0.0
-    keep_body: bool = False
-    phase: str = ""
-    peer: str = ""
-
-    def answer(self, status: int | None = None) -> Answer:
-        return Answer(status, self.phase, self.peer)
 
 
 class DialFailed(Exception):
@@ -117,10 +104,10 @@ class Connector:
 
     async def dial(self, destination: Destination, attempt: Attempt) -> Wire:
         """Return a new connection. Raises ``DialFailed``, ``TimeoutError`` or what the resolver raises."""
-        attempt.phase = "dns"
+        attempt.reach("dns")
         left = [_info(address, destination.port) for address in await self._judged(destination)]
         while True:
-            attempt.phase = "dial"
+            attempt.reach("dial")
             opened: dict[socket.socket, _Info] = {}
             connected = None
             try:
@@ -167,7 +154,7 @@ class Connector:
         try:
             _, wire = await self._loop.create_connection(lambda: Wire(self._gone), sock=connected)
             if context is not None:
-                attempt.phase = "tls"
+                attempt.reach("tls")
             await wire.start(context, destination.host)
             if self._closed:
                 wire.abort()
@@ -176,6 +163,8 @@ class Connector:
             connected.close()
             raise
         wire.peer = attempt.peer
+        if attempt.marks is not None:
+            attempt.certificate = wire.certificate
         self._wires.add(wire)
         return wire
 

@@ -19,6 +19,8 @@ from .envelope import Binding, Keyring, open_sealed, seal
 from .exceptions import Tampered, UnknownKey
 from .leases import Resealed
 from .models import OutboxMessage
+from .pinging import Ping as Ping
+from .pinging import ping as ping
 
 CHUNK = 500
 RESEAL_CHUNK = 100

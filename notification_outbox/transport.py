@@ -15,8 +15,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from .answers import Response
-from .connector import FORBIDDEN, Attempt, Connector, DialFailed
+from .answers import Attempt, Response
+from .connector import FORBIDDEN, Connector, DialFailed
 from .exceptions import (
     ConfigurationError,
     InvalidMessage,
@@ -100,6 +100,7 @@ class GuardedTransport:
         body: bytes,
         *,
         keep_body: bool = False,
+        attempt: Attempt | None = None,
     ) -> Response:
         """Send one POST with exactly ``headers``, Host and Content-Length; return the peer's final answer.
 
@@ -108,9 +109,9 @@ class GuardedTransport:
         ``tls``, ``protocol``, ``answer_too_large`` (DESTINATION), ``dns`` (NAME), ``forbidden_address``
         (FORBIDDEN); TransientPublishError ``local_...`` when this machine ran out of something;
         PermanentPublishError (invalid_request) when a header is none (RFC 9110, section 5).
-        ``PublishFailed.answer`` says how far it got.
+        ``PublishFailed.answer`` says how far it got, an ``attempt`` handed in also when.
         """
-        outcome = await self._attempt(destination, headers, body, keep_body)
+        outcome = await self._attempt(destination, headers, body, keep_body, attempt or Attempt())
         if isinstance(outcome, Response):
             return outcome
         # error trackers keep the variables of every frame an error passes
@@ -118,11 +119,15 @@ class GuardedTransport:
         raise outcome
 
     async def _attempt(
-        self, destination: Destination, headers: Sequence[tuple[str, str]], body: bytes, keep_body: bool
+        self,
+        destination: Destination,
+        headers: Sequence[tuple[str, str]],
+        body: bytes,
+        keep_body: bool,
+        attempt: Attempt,
     ) -> Response | OutboxError:
         if self._connector is None:
             return ConfigurationError("GuardedTransport: post() belongs between open() and close()")
-        attempt = Attempt()
         try:
             destination = self._parse(destination.url)
             head = _request_head(destination, headers, len(body))
@@ -167,12 +172,13 @@ async def _exchange(
         connector.park(wire, destination)
     if not 200 <= wire.status <= 599:
         return _error(attempt, "protocol")
-    attempt.phase = "answered"
+    attempt.reach("answered")
     return Response(wire.status, wire.headers, attempt.answer(wire.status), wire.body)
 
 
 async def _send(wire: Wire, request: bytes, attempt: Attempt) -> str:
-    attempt.phase, attempt.peer = "sent", wire.peer
+    attempt.peer = wire.peer
+    attempt.reach("sent")
     return await wire.exchange(request, attempt.deadline, keep_body=attempt.keep_body)
 
 

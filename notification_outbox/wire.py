@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -55,6 +56,11 @@ class Wire(asyncio.Protocol):
     @property
     def answered(self) -> bool:
         return self._got > 0
+
+    @property
+    def certificate(self) -> dict[str, Any] | None:
+        """The peer's certificate, as ``ssl.SSLSocket.getpeercert()`` has it."""
+        return None if self._transport is None else self._transport.get_extra_info("peercert")
 
     @property
     def accepted(self) -> bool:

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "resolver": "exceptions lifecycle",
     "answers": "exceptions lifecycle",
     "wire": "",
-    "connector": "lifecycle resolver urls wire",
+    "connector": "answers lifecycle resolver urls wire",
     "tls": "exceptions",
     "transport": "answers connector exceptions lifecycle resolver tls urls wire",
     "publishers": "answers conf drafts envelope exceptions lifecycle reading signing tls transport urls",
@@ -49,7 +49,8 @@ MAY_IMPORT = {
     # services
     "stats": "leases lifecycle models tally",
     "health": "explain lifecycle stats",
-    "operations": "conf envelope exceptions leases models stats tally",
+    "pinging": "answers conf drafts envelope exceptions lifecycle publishers",
+    "operations": "conf envelope exceptions leases models pinging stats tally",
     "doctor": "conf stats",
     "finding": "conf drafts exceptions explain leases lifecycle models publishers stats",
     # loop
@@ -66,7 +67,7 @@ MAY_IMPORT = {
     "checks": "conf drafts exceptions publishers reading",
     "apps": "checks",
     "admin": "conf envelope exceptions explain finding health lifecycle models operations stats",
-    "management": "conf doctor exceptions models operations reading worker",
+    "management": "conf doctor exceptions explain models operations reading worker",
 }
 GROUND = (
     "lifecycle",

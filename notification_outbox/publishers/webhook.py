@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ..answers import accepted
+from ..answers import Attempt, accepted
 from ..drafts import Draft
 from ..envelope import Message
 from ..exceptions import ConfigurationError, InvalidMessage, PublishFailed
@@ -105,11 +105,13 @@ class WebhookPublisher(Publisher):
             await self._transport.close()
             self._transport = None
 
-    async def publish(self, message: Message) -> Answer:
+    async def publish(self, message: Message, attempt: Attempt | None = None) -> Answer:
+        """POST the message; an ``attempt`` handed in is told how far it got, and when."""
         if self._transport is None:
             raise ConfigurationError("publish() before open()")
         destination = self._destination(message.destination)
-        response = await self._transport.post(destination, self._headers(message, destination), message.body)
+        headers = self._headers(message, destination)
+        response = await self._transport.post(destination, headers, message.body, attempt=attempt)
         return accepted(response)
 
     def _destination(self, url: str) -> Destination:
