@@ -187,19 +187,23 @@ def _request_head(destination: Destination, headers: Sequence[tuple[str, str]], 
 
     ``length`` is that of the body in bytes.
     """
+    if not all_sound(headers):
+        return None
     authority = destination.authority
     target = destination.url[len(destination.scheme) + 3 + len(authority) :]
     lines = [f"POST {target} HTTP/1.1", f"Host: {authority}", f"Content-Length: {length}"]
-    seen = set()
-    for name, value in headers:
-        lowered = _field_name(name)
-        if lowered in seen or not (value.isascii() and value.isprintable() and value == value.strip(" ")):
-            return None
-        seen.add(lowered)
-        lines.append(f"{name}: {value}")
-    if None in seen:
-        return None
+    lines += [f"{name}: {value}" for name, value in headers]
     return "\r\n".join((*lines, "", "")).encode("ascii")
+
+
+def all_sound(headers: Sequence[tuple[str, str]]) -> bool:
+    """Say whether headers would go out as written: names that are the caller's, once each, printable ASCII values."""
+    names = {_field_name(name) for name, _ in headers}
+    return (
+        None not in names
+        and len(names) == len(headers)
+        and all(value.isascii() and value.isprintable() and value == value.strip(" ") for _, value in headers)
+    )
 
 
 @lru_cache(maxsize=1024)

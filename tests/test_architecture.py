@@ -37,7 +37,8 @@ MAY_IMPORT = {
     "connector": "answers lifecycle resolver urls wire",
     "tls": "exceptions",
     "transport": "answers connector exceptions lifecycle resolver tls urls wire",
-    "publishers": "answers conf drafts envelope exceptions lifecycle reading signing tls transport urls",
+    "plugged": "answers exceptions lifecycle transport urls",
+    "publishers": "answers conf drafts envelope exceptions lifecycle plugged reading signing tls transport urls",
     # movers: the only code that moves a message, and counts what came of it
     "transactions": "",
     "tally": "models transactions",

@@ -25,6 +25,9 @@ from ..urls import Destination, DestinationPolicy
 from .base import Publisher
 
 if TYPE_CHECKING:
+    import httpx
+
+    from ..plugged import PluggedTransport
     from ..transport import GuardedTransport
 
 USER_AGENT = "django-notification-outbox"
@@ -38,7 +41,8 @@ class WebhookPublisher(Publisher):
     file with our certificate, its chain and unencrypted key, which only the hosts of ``allow_hosts`` are shown.
     ``ports``: those a URL may name. ``allow_hosts`` (``"host"`` or ``"host:port"``) and ``allow_networks`` open
     exactly what they name beyond public addresses; ``insecure_hosts`` are allowed hosts that may be reached over
-    plain http. ``allow_nat64`` opens 64:ff9b::/96 as far as the IPv4 addresses inside are open.
+    plain http. ``allow_nat64`` opens 64:ff9b::/96 as far as the IPv4 addresses inside are open. ``transport``: an
+    ``httpx.AsyncBaseTransport`` that sends instead of ours, and answers for whom it dials.
     """
 
     def __init__(
@@ -53,11 +57,17 @@ class WebhookPublisher(Publisher):
         allow_networks: Iterable[str] = (),
         insecure_hosts: Iterable[str] = (),
         allow_nat64: bool = False,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if not isinstance(signer, Signer):
             raise ConfigurationError("option 'signer': expected a Signer, such as HttpMessageSigner(...)")
         self._signer = signer
         self.own_timeout = self._timeout = option_seconds("timeout", timeout)
+        if transport is not None and (ca_file is not None or client_cert is not None):
+            raise ConfigurationError("option 'transport': it has its own ca_file and client_cert")
+        if transport is not None and not hasattr(transport, "handle_async_request"):
+            raise ConfigurationError("option 'transport': expected an httpx.AsyncBaseTransport")
+        self._plugged = transport
         self._ca_file = ca_file
         self._client_cert = client_cert
         self._policy = DestinationPolicy.from_options(
@@ -70,7 +80,7 @@ class WebhookPublisher(Publisher):
         if client_cert is not None and not self._policy.secure:
             raise ConfigurationError("option 'client_cert': name in allow_hosts the hosts that are to see it")
         self._parse = lru_cache(maxsize=1024)(self._policy.parse)
-        self._transport: GuardedTransport | None = None
+        self._transport: GuardedTransport | PluggedTransport | None = None
 
     def validate(self, draft: Draft) -> Draft:
         if draft.signing_scope_id is not None:
@@ -93,11 +103,16 @@ class WebhookPublisher(Publisher):
             yield str(error)
 
     async def open(self) -> None:
-        from ..transport import GuardedTransport
+        if self._plugged is not None:
+            from ..plugged import PluggedTransport
 
-        self._transport = GuardedTransport(
-            self._policy, timeout=self._timeout, ca_file=self._ca_file, client_cert=self._client_cert
-        )
+            self._transport = PluggedTransport(self._policy, self._plugged, timeout=self._timeout)
+        else:
+            from ..transport import GuardedTransport
+
+            self._transport = GuardedTransport(
+                self._policy, timeout=self._timeout, ca_file=self._ca_file, client_cert=self._client_cert
+            )
         await self._transport.open()
 
     async def close(self) -> None:
