@@ -13,13 +13,16 @@ import socket
 import ssl
 from collections import OrderedDict
 from functools import partial
+from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Any, TypeAlias
 
 from aiohappyeyeballs import start_connection
 
 from .answers import Attempt
+from .exceptions import PublishFailed
 from .lifecycle import Fault
+from .proxies import Proxy
 from .resolver import Address, Resolver
 from .urls import Destination, DestinationPolicy
 from .wire import Wire
@@ -28,6 +31,7 @@ KEEP_IDLE_SECONDS = 8.0
 # how long an address may take before the next one is tried beside it (RFC 8305, section 5)
 NEXT_ADDRESS_SECONDS = 0.25
 FORBIDDEN = ("forbidden_address", Fault.FORBIDDEN)
+PROXY = "local_proxy"
 
 # means of this machine that ran out: no destination is to blame
 LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL})
@@ -61,8 +65,10 @@ class Connector:
         own_context: ssl.SSLContext,
         patience: float,
         max_idle: int,
+        proxy: Proxy | None = None,
     ) -> None:
         self._policy = policy
+        self._proxy = proxy
         self._resolver = resolver
         self._context = context
         self._own_context = own_context
@@ -105,7 +111,7 @@ class Connector:
     async def dial(self, destination: Destination, attempt: Attempt) -> Wire:
         """Return a new connection. Raises ``DialFailed``, ``TimeoutError`` or what the resolver raises."""
         attempt.reach("dns")
-        left = [_info(address, destination.port) for address in await self._judged(destination)]
+        left = await self._addresses(destination)
         while True:
             attempt.reach("dial")
             opened: dict[socket.socket, _Info] = {}
@@ -122,6 +128,8 @@ class Connector:
             except OSError as error:
                 # one that answered the dial and failed in TLS leaves the others a chance
                 left = [info for info in left if connected and info != opened[connected]]
+                if not left and self._proxy and attempt.phase == "dial":
+                    raise DialFailed(PROXY, None) from None
                 if not left:
                     raise _explained(error, attempt) from None
 
@@ -134,6 +142,19 @@ class Connector:
         for wire in list(self._wires):
             wire.abort()
         await asyncio.gather(*going)
+
+    async def _addresses(self, destination: Destination) -> list[_Info]:
+        """Return where to dial. A proxy was named by the project itself; what it dials is its own affair."""
+        if self._proxy is None:
+            return [_info(address, destination.port) for address in await self._judged(destination)]
+        try:
+            addresses: tuple[Address, ...] = (ip_address(self._proxy.host),)
+        except ValueError:
+            try:
+                addresses = await self._resolver.resolve(self._proxy.host)
+            except PublishFailed:
+                raise DialFailed(PROXY, None) from None
+        return [_info(address, self._proxy.port) for address in addresses]
 
     async def _judged(self, destination: Destination) -> tuple[Address, ...]:
         host = destination.host
@@ -151,22 +172,45 @@ class Connector:
         if destination.scheme == "https":
             opened = self._policy.opens(destination.host, destination.port)
             context = self._own_context if opened else self._context
+        wire = None
         try:
             _, wire = await self._loop.create_connection(lambda: Wire(self._gone), sock=connected)
+            if self._proxy is not None:
+                await self._tunnel(wire, self._proxy, destination, attempt)
             if context is not None:
                 attempt.reach("tls")
             await wire.start(context, destination.host)
             if self._closed:
-                wire.abort()
                 raise ConnectionResetError
         except BaseException:
-            connected.close()
+            if wire is None:
+                connected.close()
+            else:
+                wire.abort()
             raise
         wire.peer = attempt.peer
         if attempt.marks is not None:
             attempt.certificate = wire.certificate
         self._wires.add(wire)
         return wire
+
+    async def _tunnel(self, wire: Wire, proxy: Proxy, destination: Destination, attempt: Attempt) -> None:
+        """Have the proxy connect us to the destination. Raises ``DialFailed`` or ``TimeoutError``."""
+        attempt.reach("proxy")
+        await wire.start(None, "")
+        host = f"[{destination.host}]" if ":" in destination.host else destination.host
+        lines = [f"CONNECT {host}:{destination.port} HTTP/1.1", f"Host: {host}:{destination.port}"]
+        if proxy.authorization:
+            lines.append(f"Proxy-Authorization: {proxy.authorization}")
+        request = "\r\n".join((*lines, "", "")).encode("ascii")
+        failure = await wire.tunnel(request, attempt.deadline)
+        if failure == "timeout":
+            raise TimeoutError
+        if failure or wire.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+            raise DialFailed(f"{PROXY}_{failure or wire.status}", None)
+        if not wire.accepted:
+            refused = wire.status == HTTPStatus.FORBIDDEN
+            raise DialFailed(f"proxy_{wire.status}", Fault.REJECTION if refused else Fault.DESTINATION)
 
     def _gone(self, wire: Wire) -> None:
         self._wires.discard(wire)

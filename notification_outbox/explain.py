@@ -181,6 +181,10 @@ def error_words(code: str) -> str:
         return _now("the workers lack the key it is encrypted with (%(key)s).") % {
             "key": code.removeprefix(UNKNOWN_KEY)
         }
+    if code.startswith("proxy_"):
+        return _now("the proxy opened no way to the receiver (HTTP %(status)s).") % {
+            "status": code.removeprefix("proxy_")
+        }
     if code.startswith("local_"):
         return _now("the worker's own machine has a problem (%(code)s).") % {"code": code}
     if meaning := REASONS.get(code):

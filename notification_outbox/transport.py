@@ -26,6 +26,7 @@ from .exceptions import (
     TransientPublishError,
 )
 from .lifecycle import Fault, QuarantineReason
+from .proxies import Proxy
 from .resolver import Resolver
 from .tls import client_context
 from .urls import Destination, DestinationPolicy
@@ -45,7 +46,7 @@ class GuardedTransport:
     of the authorities to trust instead of the system's, ``client_cert`` one with our own certificate and key, shown
     to hosts that the policy opens by name only (ConfigurationError when one cannot be read).
     ``max_idle`` bounds the connections kept open for later messages. A ``resolver`` handed in is
-    its owner's to close.
+    its owner's to close. Through a ``proxy`` names are the proxy's to resolve, and what it dials its affair.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class GuardedTransport:
         client_cert: str | None = None,
         resolver: Resolver | None = None,
         max_idle: int = 256,
+        proxy: Proxy | None = None,
     ) -> None:
         self._policy = policy
+        self._proxy = proxy
         # a destination is believed in nothing but its URL: it may come from a laxer policy, or from none
         self._parse = lru_cache(maxsize=1024)(policy.parse)
         self._timeout = timeout
@@ -82,6 +85,7 @@ class GuardedTransport:
             # half the time for one round of addresses leaves the other half for the next
             patience=self._timeout / 2,
             max_idle=self._max_idle,
+            proxy=self._proxy,
         )
 
     async def close(self) -> None:

@@ -39,6 +39,7 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = HttpResponseParser(self)
         self._over: asyncio.Future[str] | None = None
+        self._tunnel = False
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._begin(keep_body=False)
@@ -82,6 +83,7 @@ class Wire(asyncio.Protocol):
         if self._socket is None:
             raise ConnectionResetError
         self._transport = self._socket
+        self._parser = HttpResponseParser(self)
         if context is None:
             self._socket.resume_reading()
             return
@@ -89,6 +91,14 @@ class Wire(asyncio.Protocol):
         self._transport = await loop.start_tls(
             self._socket, self, context, server_hostname=host, ssl_shutdown_timeout=GOODBYE_SECONDS
         )
+
+    async def tunnel(self, request: bytes, deadline: float) -> str:
+        """Ask a proxy for a tunnel, as ``exchange`` asks; when ``accepted``, ``start`` speaks with the other end."""
+        self._tunnel = True
+        failure = await self.exchange(request, deadline)
+        self._tunnel = False
+        self.uses = 0
+        return "protocol" if self._spoiled and self.accepted else failure
 
     async def exchange(self, request: bytes, deadline: float, *, keep_body: bool = False) -> str:
         """Send ``request`` and return '' when a final head came before ``deadline``, by the loop's clock.
@@ -111,7 +121,7 @@ class Wire(asyncio.Protocol):
         finally:
             self._over = None
             self._timer.cancel()
-            if not self.reusable:
+            if not self.reusable and not (self._tunnel and self.accepted):
                 self.close()
 
     def close(self) -> None:
@@ -225,10 +235,13 @@ class Wire(asyncio.Protocol):
             self.status = status
 
     def on_body(self, data: bytes) -> None:
-        if self._kept is not None:
+        if self._tunnel and self.accepted:
+            # nobody on the other side has a reason to speak first
+            self._spoiled = True
+        elif self._kept is not None:
             self._kept += data
 
     def on_message_complete(self) -> None:
         if self._headed:
             self._complete = True
-            self._spoiled = self._spoiled or not self._parser.should_keep_alive()
+            self._spoiled = self._spoiled or not (self._tunnel or self._parser.should_keep_alive())

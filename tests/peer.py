@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import trustme
 
 from notification_outbox.connector import KEEP_IDLE_SECONDS
+from notification_outbox.proxies import Proxy
 from notification_outbox.resolver import Resolver
 from notification_outbox.transport import GuardedTransport
 from notification_outbox.urls import Destination, DestinationPolicy
@@ -181,6 +182,7 @@ async def posting(
     trust: trustme.CA | None = None,
     max_idle: int = 256,
     client_cert: str | None = None,
+    proxy: Proxy | None = None,
     **options: Any,
 ) -> AsyncIterator[GuardedTransport]:
     """Open a transport under the policy ``options``; names it is not told of lead to 127.0.0.1."""
@@ -197,6 +199,7 @@ async def posting(
             timeout=timeout,
             ca_file=str(ca_file),
             client_cert=client_cert,
+            proxy=proxy,
             resolver=resolver,
             max_idle=max_idle,
         )

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "drafts": "envelope exceptions reading",
     "payloads": "exceptions",
     "urls": "addresses exceptions hosts",
+    "proxies": "exceptions",
     "signing": "envelope exceptions",
     "explain": "lifecycle",
     # fixtures: tables, settings and signals
@@ -34,11 +35,12 @@ MAY_IMPORT = {
     "resolver": "exceptions lifecycle",
     "answers": "exceptions lifecycle",
     "wire": "",
-    "connector": "answers lifecycle resolver urls wire",
+    "connector": "answers exceptions lifecycle proxies resolver urls wire",
     "tls": "exceptions",
-    "transport": "answers connector exceptions lifecycle resolver tls urls wire",
+    "transport": "answers connector exceptions lifecycle proxies resolver tls urls wire",
     "plugged": "answers exceptions lifecycle transport urls",
-    "publishers": "answers conf drafts envelope exceptions lifecycle plugged reading signing tls transport urls",
+    "publishers": "answers conf drafts envelope exceptions lifecycle plugged proxies reading signing tls transport"
+    " urls",
     # movers: the only code that moves a message, and counts what came of it
     "transactions": "",
     "tally": "models transactions",
@@ -80,6 +82,7 @@ GROUND = (
     "payloads",
     "reading",
     "urls",
+    "proxies",
     "signing",
     "explain",
 )

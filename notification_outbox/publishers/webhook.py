@@ -18,6 +18,7 @@ from ..drafts import Draft
 from ..envelope import Message
 from ..exceptions import ConfigurationError, InvalidMessage, PublishFailed
 from ..lifecycle import Answer, Fault
+from ..proxies import Proxy
 from ..reading import option_seconds
 from ..signing import Signer, SigningRequest
 from ..tls import client_context
@@ -41,8 +42,9 @@ class WebhookPublisher(Publisher):
     file with our certificate, its chain and unencrypted key, which only the hosts of ``allow_hosts`` are shown.
     ``ports``: those a URL may name. ``allow_hosts`` (``"host"`` or ``"host:port"``) and ``allow_networks`` open
     exactly what they name beyond public addresses; ``insecure_hosts`` are allowed hosts that may be reached over
-    plain http. ``allow_nat64`` opens 64:ff9b::/96 as far as the IPv4 addresses inside are open. ``transport``: an
-    ``httpx.AsyncBaseTransport`` that sends instead of ours, and answers for whom it dials.
+    plain http. ``allow_nat64`` opens 64:ff9b::/96 as far as the IPv4 addresses inside are open. ``proxy``:
+    ``http://user:password@host:port`` of a proxy to go through, which then decides what a name leads to.
+    ``transport``: an ``httpx.AsyncBaseTransport`` that sends instead of ours, and answers for whom it dials.
     """
 
     def __init__(
@@ -57,16 +59,18 @@ class WebhookPublisher(Publisher):
         allow_networks: Iterable[str] = (),
         insecure_hosts: Iterable[str] = (),
         allow_nat64: bool = False,
+        proxy: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if not isinstance(signer, Signer):
             raise ConfigurationError("option 'signer': expected a Signer, such as HttpMessageSigner(...)")
         self._signer = signer
         self.own_timeout = self._timeout = option_seconds("timeout", timeout)
-        if transport is not None and (ca_file is not None or client_cert is not None):
-            raise ConfigurationError("option 'transport': it has its own ca_file and client_cert")
+        if transport is not None and (ca_file, client_cert, proxy) != (None, None, None):
+            raise ConfigurationError("option 'transport': it has its own ca_file, client_cert and proxy")
         if transport is not None and not hasattr(transport, "handle_async_request"):
             raise ConfigurationError("option 'transport': expected an httpx.AsyncBaseTransport")
+        self._proxy = None if proxy is None else Proxy.parse(proxy)
         self._plugged = transport
         self._ca_file = ca_file
         self._client_cert = client_cert
@@ -111,7 +115,11 @@ class WebhookPublisher(Publisher):
             from ..transport import GuardedTransport
 
             self._transport = GuardedTransport(
-                self._policy, timeout=self._timeout, ca_file=self._ca_file, client_cert=self._client_cert
+                self._policy,
+                timeout=self._timeout,
+                ca_file=self._ca_file,
+                client_cert=self._client_cert,
+                proxy=self._proxy,
             )
         await self._transport.open()
 
