@@ -181,7 +181,7 @@ class Connector:
                 attempt.reach("tls")
             await wire.start(context, destination.host)
             if self._closed:
-                raise ConnectionResetError
+                raise DialFailed("reset")
         except BaseException:
             if wire is None:
                 connected.close()

@@ -7,6 +7,7 @@ URL or a payload, goes no further.
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 
 from .drafts import Draft, header_fields
@@ -33,6 +34,8 @@ from .lifecycle import (
 from .payloads import Validators, bind, serialise
 from .publishers import Publisher
 
+LEAST_PAUSE, MAX_PAUSE = 1.0, 30 * 86400.0
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -58,7 +61,9 @@ def prepare(
         message = as_message(claim, content)
         check(message, publisher, rules, checked=content.checked)
         return message
-    except (Exception, SystemExit) as error:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
         # code that leaves its program must not take the worker with it
         return classify(error, claim, policy)
 
@@ -73,9 +78,11 @@ async def publish(
         else:
             async with asyncio.timeout(timeout):
                 answer = await publisher.publish(message)
-    except (Exception, SystemExit) as error:
+    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
         return classify(error, claim, policy)
-    return Outcome(Verdict.DELIVERED, answer=answer or Answer())
+    return Outcome(Verdict.DELIVERED, answer=_recordable(answer))
 
 
 def open_claim(claim: Claim, keyring: Keyring) -> Content:
@@ -144,13 +151,16 @@ def classify(error: BaseException, claim: Claim, policy: RetryPolicy) -> Outcome
         code = f"{error.field}:{error.rule}"
         return Outcome(Verdict.QUARANTINED, reason=QuarantineReason.INVALID_REQUEST, error=code)
     if isinstance(error, TransientPublishError):
-        pause = policy.pause(1) if error.retry_after is None else error.retry_after
-        return Outcome(Verdict.RELEASED, delay=pause, error=error.code)
+        wish = _seconds(error.retry_after)
+        # what is down is not asked without end
+        pause = policy.pause(1) if wish is None else max(wish, LEAST_PAUSE)
+        return Outcome(Verdict.RELEASED, delay=pause, error=_word(error.code, error))
     if isinstance(error, PermanentPublishError):
         return _quarantined(error.reason, error.answer)
     fault, code, retry_after, answer = Fault.DESTINATION, type(error).__name__, None, None
     if isinstance(error, PublishFailed):
-        fault, code, retry_after, answer = error.fault, error.code, error.retry_after, error.answer
+        fault = error.fault if isinstance(error.fault, Fault) else fault
+        code, retry_after, answer = _word(error.code, error), _seconds(error.retry_after), error.answer
     elif isinstance(error, TimeoutError):
         code = "timeout"
     return decide(
@@ -160,7 +170,7 @@ def classify(error: BaseException, claim: Claim, policy: RetryPolicy) -> Outcome
         rejections=claim.rejections,
         policy=policy,
         retry_after=retry_after,
-        answer=answer,
+        answer=_recordable(answer),
     )
 
 
@@ -170,4 +180,31 @@ def _for_another_worker(error: str) -> Outcome:
 
 
 def _quarantined(reason: QuarantineReason, answer: Answer | None = None) -> Outcome:
-    return Outcome(Verdict.QUARANTINED, reason=reason, error=reason.value, answer=answer or Answer())
+    return Outcome(Verdict.QUARANTINED, reason=reason, error=reason.value, answer=_recordable(answer))
+
+
+# what a stranger's publisher says must never keep an outcome from being recorded: the message would be sent again
+
+
+def _recordable(answer: object) -> Answer:
+    """Return what is known of the other side, as far as the tables take it."""
+    if not isinstance(answer, Answer):
+        return Answer()
+    status, phase, peer = answer
+    known = isinstance(status, int) and 0 <= status < 1000
+    return Answer(status if known else None, _text(phase)[:16], _text(peer)[:64])
+
+
+def _word(code: object, error: Exception) -> str:
+    return _text(code)[:128] or type(error).__name__
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) and value.isprintable() else ""
+
+
+def _seconds(wish: object) -> float | None:
+    """Return a pause that somebody wishes for, at most a month; None for none, and for what is no length of time."""
+    if isinstance(wish, int | float) and math.isfinite(wish):
+        return min(max(float(wish), 0.0), MAX_PAUSE)
+    return None

@@ -109,7 +109,9 @@ def _late(lane: Lane) -> Iterator[Sign]:
 
 
 def _dead(numbers: Numbers) -> Counter[str]:
-    return sum((Counter(lane.dead) for lane in numbers.lanes), Counter())
+    """Return by reason what was given up in 24 hours and still is: what was requeued since asks for nothing."""
+    given_up: Counter[str] = sum((Counter(lane.dead) for lane in numbers.lanes), Counter())
+    return +Counter({reason: min(n, numbers.dead.get(reason, 0)) for reason, n in given_up.items()})
 
 
 def _poisoned(numbers: Numbers) -> Iterator[Sign]:

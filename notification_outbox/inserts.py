@@ -230,8 +230,11 @@ def _insert(rows: Sequence[NewRow], using: str) -> dict[uuid.UUID, Stored]:
     tuples: list[str] = []
     parameters: list[Any] = []
     with connection.cursor() as cursor:
-        # psycopg parses a statement's placeholders anew when it is long: its own short rows cost a quarter less
-        mogrify = cursor.mogrify if connection.vendor == "postgresql" and len(rows) > 1 else None
+        # psycopg parses a statement's placeholders anew when it is long: its own short rows cost a quarter less; a
+        # cursor that has the server bind parameters cannot write them
+        mogrify = (
+            getattr(cursor, "mogrify", None) if len(rows) > 1 and connection.vendor == "postgresql" else None
+        )
         for row in rows:
             template = _template(using, connection.vendor, _Kind.of(row))
             values = _columns(row)

@@ -194,6 +194,10 @@ class Lane:
     def _ended(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)
         if not runner.cancelled() and (error := runner.exception()) is not None:
+            for held in self.held.values():
+                if held.runner is runner:
+                    # nobody delivers it any more: it is handed back
+                    held.runner = None
             self._broke(error)
 
     # ending

@@ -34,6 +34,8 @@ from .wire import Wire
 
 logger = logging.getLogger(__name__)
 
+# a kept connection that breaks within so many seconds without a word had been given up before our request
+STALE_SECONDS = 1.0
 # written here, or change where the message ends or what the line is for
 FRAMING = frozenset({"connection", "content-length", "expect", "host", "transfer-encoding", "upgrade"})
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -161,9 +163,11 @@ async def _exchange(
 ) -> Response | OutboxError:
     wire = connector.kept(destination)
     if wire is not None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
         failure = await _send(wire, request, attempt)
-        if failure == "reset" and not wire.answered:
-            # it had been closed before our request: nothing of an answer came, so it is sent once more
+        if failure == "reset" and not wire.answered and clock() - began < STALE_SECONDS:
+            # it had been closed before our request came: no answer began, and at once; so it is sent once more
             connector.drop_kept(destination)
             wire = None
     if wire is None:

@@ -9,6 +9,7 @@ is decided in ``connector``, what an answer means in the publisher. Times are in
 from __future__ import annotations
 
 import asyncio
+import select
 import ssl
 from collections.abc import Callable
 from typing import Any
@@ -111,6 +112,10 @@ class Wire(asyncio.Protocol):
         self._begin(keep_body=keep_body)
         if self._transport is None or self._closing:
             return "reset"
+        if self._unread and (self.uses > 1 or self._transport is self._socket):
+            # after a handshake TLS itself has something to say; anything else would pass for our answer
+            self.abort()
+            return "reset" if self.uses > 1 else "protocol"
         loop = asyncio.get_running_loop()
         self._over = loop.create_future()
         self._deadline = deadline
@@ -149,6 +154,15 @@ class Wire(asyncio.Protocol):
         return any(
             each is not None and each.get_write_buffer_size() for each in (self._transport, self._socket)
         )
+
+    @property
+    def _unread(self) -> bool:
+        """Whether the kernel holds bytes, or the end, that the loop has not come round to."""
+        if self._socket is None:
+            return False
+        poll = select.poll()
+        poll.register(self._socket.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def _end(self, failure: str) -> None:
         if self._over is not None and not self._over.done():

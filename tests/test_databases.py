@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +13,7 @@ from django.db import transaction
 
 from notification_outbox import NotInTransaction, enqueue, operations
 from notification_outbox.models import OutboxMessage
-from tests.processes import Outbox
+from tests.processes import ROOT, Outbox, database_url
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "second"])
 
@@ -72,3 +75,31 @@ def test_a_worker_serves_the_databases_it_is_told(
     }
     for alias in ("default", "second"):
         assert OutboxMessage.objects.using(alias).get().state == "delivered"
+
+
+@pytest.mark.databases("postgresql")
+def test_the_server_may_bind_parameters(outbox: Outbox) -> None:
+    """``server_side_binding`` changes how statements travel, and nothing else."""
+    code = """
+from django.conf import settings
+settings.DATABASES["default"].setdefault("OPTIONS", {})["server_side_binding"] = True
+import django; django.setup()
+from django.core.management import call_command
+from django.db import transaction
+from notification_outbox import Draft, enqueue, enqueue_many, operations
+from notification_outbox.models import OutboxMessage
+with transaction.atomic():
+    enqueue("t", {"n": 0}, to=URL)
+    enqueue_many(Draft("t", {"n": n}, to=URL) for n in range(1, 6))
+operations.cancel(OutboxMessage.objects.filter(id=OutboxMessage.objects.latest("id").id))
+call_command("run_outbox_worker", "--once")
+"""
+    environment = {
+        **os.environ,
+        "DATABASE_URL": database_url(),
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "OUTBOX_TEST_SETTINGS": outbox.settings_text(),
+    }
+    script = code.replace("URL", repr(outbox.receiver.url("/")))
+    subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=ROOT, env=environment, check=True)
+    assert outbox.states() == {"delivered": 5, "cancelled": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
@@ -19,9 +20,10 @@ def numbers(
     keys: dict[str, int] | None = None,
     dead: dict[str, int] | None = None,
 ) -> Numbers:
-    return Numbers(
-        lanes or (Lane("default"),), (Quarter(NOW, delivered, 0, 0),), dead or {}, keys or {"k1": 9}
-    )
+    """Return numbers of an outbox in which what was given up is still there, unless ``dead`` says otherwise."""
+    if dead is None:
+        dead = dict(sum((Counter(lane.dead) for lane in lanes), Counter()))
+    return Numbers(lanes or (Lane("default"),), (Quarter(NOW, delivered, 0, 0),), dead, keys or {"k1": 9})
 
 
 def waiting(seconds: float, in_flight: int = 0, **lane: float) -> Lane:
@@ -79,6 +81,14 @@ def waiting(seconds: float, in_flight: int = 0, **lane: float) -> Lane:
         (numbers(Lane("default", delivered=2.2, failed=2.0)), GREEN, "All is well", ""),
         (numbers(Lane("default", failed=0.4)), GREEN, "All is well", ""),
         (numbers(dead={"gone": CAP + 1}), GREEN, "All is well", ""),
+        # what was requeued asks for nothing any more
+        (numbers(Lane("default", dead={"gone": 90, "tampered": 1}), dead={}), GREEN, "All is well", ""),
+        (
+            numbers(Lane("default", dead={"gone": 90, "rejected": 20}), dead={"rejected": 15}),
+            AMBER,
+            "15 of 1,015 messages were given up in the last 24 hours, most as “rejected”",
+            "requeue",
+        ),
     ],
 )
 def test_every_sign_says_what_is_wrong_and_what_to_do(

@@ -8,12 +8,14 @@ import socket
 import ssl
 import struct
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from notification_outbox import transport as transport_room
 from notification_outbox.exceptions import PublishFailed
 from notification_outbox.lifecycle import Answer, Fault
 from notification_outbox.resolver import Resolver
@@ -592,6 +594,55 @@ async def test_no_reconnect_once_an_answer_began(begun: bytes) -> None:
         await transport.post(peer.at(), HEADERS, b"{}")
         assert (await refusal(transport, peer.at())).code == "reset"
         assert peer.accepted == 1
+
+
+async def test_no_reconnect_when_the_peer_took_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who holds a request for a while and hangs up had read it: it is not sent again in the same attempt."""
+    monkeypatch.setattr(transport_room, "STALE_SECONDS", 0.1)
+
+    async def script(talk: Talk) -> None:
+        await talk.request()
+        await talk.send(OK)
+        await talk.request()
+        await asyncio.sleep(0.3)
+
+    async with meeting(script) as (peer, transport):
+        await transport.post(peer.at(), HEADERS, b"{}")
+        assert (await refusal(transport, peer.at())).code == "reset"
+        assert peer.accepted == 1
+
+
+@pytest.mark.parametrize("stray", [GONE, OK, b"x", b""])
+async def test_an_answer_that_waits_in_the_kernel_is_not_believed(stray: bytes) -> None:
+    """The loop had no time to see it: what came unasked, or the end, is looked for before a connection is used."""
+    sent = threading.Event()
+
+    def serve() -> None:
+        with listener.accept()[0] as first:
+            first.recv(65536)
+            first.sendall(OK)
+            first.sendall(stray)
+            if not stray:
+                first.shutdown(socket.SHUT_WR)
+            sent.set()
+            with listener.accept()[0] as second:
+                second.recv(65536)
+                second.sendall(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n")
+                second.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=serve)
+        thread.start()
+        async with posting(insecure_hosts=[host]) as transport:
+            destination = by_hand(f"http://{host}/")
+            first = asyncio.create_task(transport.post(destination, HEADERS, b"{}"))
+            assert (await first).status == 200
+            # no turn of the loop between the stray bytes and the next post
+            assert sent.wait(5)
+            second = await transport.post(destination, HEADERS, b"{}")
+        thread.join()
+    assert second.status == 202
 
 
 async def test_no_reconnect_on_a_fresh_connection() -> None:

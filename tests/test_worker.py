@@ -25,7 +25,9 @@ from django.db import (
 from django.db.models import F
 from django.db.models.functions import Now
 
-from notification_outbox import Message, Publisher, conf, database, leases
+from notification_outbox import Message, Publisher, conf, database, lanes, leases
+from notification_outbox.exceptions import PermanentPublishError, PublishFailed, TransientPublishError
+from notification_outbox.lifecycle import Answer
 from notification_outbox.models import DeliveryAttempt, OutboxMessage
 from notification_outbox.worker import Worker
 from tests.processes import Outbox, wait_until
@@ -413,6 +415,87 @@ def test_a_publisher_that_leaves_by_itself_has_failed(
     outbox.work()
     row = outbox.row(receipt)
     assert (row.state, row.attempts, row.last_error) == ("pending", 1, error)
+
+
+class Hidden(BaseException):
+    """What no handler of ``Exception`` sees."""
+
+
+ODD: dict[str, Any] = {
+    "true": True,
+    "text": "accepted",
+    "numbers": Answer(10**9, "x" * 500, "y" * 500),
+    "nul": Answer(200, "a\0b", "c\0d"),
+    "kinds": Answer("200", None, 5),  # type: ignore[arg-type]
+    "no code": PublishFailed(None),  # type: ignore[arg-type]
+    "long code": PublishFailed("c" * 500),
+    "nul code": PublishFailed("a\0b"),
+    "no fault": PublishFailed("x", None),  # type: ignore[arg-type]
+    "odd answer": PublishFailed("x", answer=True),  # type: ignore[arg-type]
+    "for ever": PublishFailed("x", retry_after=float("inf")),
+    "text pause": PublishFailed("x", retry_after="5"),  # type: ignore[arg-type]
+    "no number": PublishFailed("x", retry_after=float("nan")),
+    "transient for ever": TransientPublishError("x", retry_after=float("inf")),
+    "transient backwards": TransientPublishError("x", retry_after=-5.0),
+    "a century": TransientPublishError("x", retry_after=3e9),
+    "gone": PermanentPublishError("gone", answer=object()),  # type: ignore[arg-type]
+    "hidden": Hidden("s3cr3t"),
+}
+
+
+class Odd(Publisher):
+    """A publisher that says what no table takes."""
+
+    async def publish(self, message: Message) -> Answer | None:
+        said = ODD[message.destination]
+        if isinstance(said, BaseException):
+            raise said
+        return said  # type: ignore[no-any-return]
+
+
+def test_whatever_a_publisher_says_is_recorded(
+    outbox: Outbox, configure: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stranger's odd answer or error costs its own message at most a detail, and its neighbours nothing."""
+    configure(PUBLISHERS={"default": {"BACKEND": "tests.test_worker.Odd"}})
+    receipts = {way: outbox.enqueue(to=way)[0] for way in ODD}
+    outbox.work()
+    rows = {way: outbox.row(receipt) for way, receipt in receipts.items()}
+    expected = {
+        way: "delivered"
+        if not isinstance(said, BaseException)
+        else "quarantined"
+        if isinstance(said, PermanentPublishError)
+        else "pending"
+        for way, said in ODD.items()
+    }
+    assert {way: row.state for way, row in rows.items()} == expected
+    assert not OutboxMessage.objects.exclude(lease_token=None).exists()
+    assert rows["nul"].last_status == 200
+    assert rows["kinds"].last_status is None
+    assert rows["no code"].last_error == "PublishFailed"
+    assert rows["long code"].last_error == "c" * 128
+    assert rows["hidden"].last_error == "Hidden"
+    assert "s3cr3t" not in caplog.text
+
+
+def test_a_runner_that_breaks_ends_the_worker_at_once(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake of ours is not waited for: what it had in hand is handed back, and the error is told."""
+
+    async def broken(*args: Any, **named: Any) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(lanes, "publish", broken)
+    outbox.enqueue(8)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="ours"):
+        outbox.work(shutdown_timeout=30)
+    assert time.monotonic() - began < 10
+    assert set(OutboxMessage.objects.values_list("state", "attempts", "lease_token")) == {
+        ("pending", 0, None)
+    }
 
 
 def test_a_worker_whose_database_is_away_can_still_be_stopped(
