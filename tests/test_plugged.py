@@ -14,6 +14,7 @@ from notification_outbox import conf, enqueue
 from notification_outbox.exceptions import ConfigurationError
 from notification_outbox.models import OutboxMessage
 from notification_outbox.publishers import WebhookPublisher
+from notification_outbox.signing import Signer, SigningRequest
 from notification_outbox.worker import Worker
 from tests.settings import SIGNER
 
@@ -22,10 +23,13 @@ URL = f"https://hooks.acme.com/{MARK}?x=%7E"
 
 
 def deliver(
-    configure: Callable[..., None], handler: Callable[[httpx.Request], Any], **alias: Any
+    configure: Callable[..., None],
+    handler: Callable[[httpx.Request], Any],
+    signer: Signer = SIGNER,
+    **alias: Any,
 ) -> OutboxMessage:
     """Enqueue one message, have a worker deliver it through ``handler``; return its row."""
-    options = {"signer": SIGNER, "transport": httpx.MockTransport(handler)}
+    options = {"signer": signer, "transport": httpx.MockTransport(handler)}
     configure(PUBLISHERS={"default": {"OPTIONS": options, **alias}})
     with transaction.atomic():
         receipt = enqueue("order.paid", {"n": 1}, to=URL, headers={"X-Shop": "1"})
@@ -88,6 +92,23 @@ def test_failures_mean_what_ours_mean(
     assert MARK not in caplog.text
     waits = (row.available_at - row.updated_at).total_seconds()
     assert (waits >= 600) is (code == "http_503")
+
+
+class Broken(Signer):
+    """A signer whose key cannot be read just now."""
+
+    def sign(self, request: SigningRequest, *, created: int, nonce: str) -> list[tuple[str, str]]:
+        raise OSError(MARK)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_signer_that_fails_burns_no_attempt(
+    configure: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is our fault: nothing is sent, and the message waits."""
+    row = deliver(configure, raising(AssertionError()), signer=Broken())
+    assert (row.state, row.attempts, row.last_error) == ("pending", 0, "local_signer_OSError")
+    assert MARK not in caplog.text
 
 
 @pytest.mark.parametrize(

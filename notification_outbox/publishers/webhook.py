@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..answers import Attempt, accepted
 from ..drafts import Draft
 from ..envelope import Message
-from ..exceptions import ConfigurationError, InvalidMessage, PublishFailed
+from ..exceptions import ConfigurationError, InvalidMessage, PublishFailed, TransientPublishError
 from ..lifecycle import Answer, Fault
 from ..proxies import Proxy
 from ..reading import option_seconds
@@ -155,8 +155,7 @@ class WebhookPublisher(Publisher):
             idempotency_key=message.id,
             headers=message.headers,
         )
-        # the one clock that must agree with the receiver's is this machine's, not the database's
-        signed = self._signer.sign(request, created=int(time.time()), nonce=secrets.token_urlsafe(16))
+        signed = self._signed(request)
         return [
             ("Content-Type", message.content_type),
             ("Accept-Encoding", "identity"),
@@ -164,3 +163,12 @@ class WebhookPublisher(Publisher):
             *message.headers,
             *signed,
         ]
+
+    def _signed(self, request: SigningRequest) -> list[tuple[str, str]]:
+        try:
+            # the one clock that must agree with the receiver's is this machine's, not the database's
+            return self._signer.sign(request, created=int(time.time()), nonce=secrets.token_urlsafe(16))
+        except Exception as error:
+            failed = type(error).__name__
+        # ours, not the destination's: a key that cannot be read burns no attempt
+        raise TransientPublishError(f"local_signer_{failed}", holds="lane")
