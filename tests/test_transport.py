@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import socket
 import ssl
@@ -221,6 +222,25 @@ async def test_one_lookup_per_connection() -> None:
             await peer.until_open(0)
             assert (await refusal(transport, destination)).code == "forbidden_address"
     assert not answers
+
+
+DNS = json.loads((Path(__file__).parent / "cases" / "dns.json").read_text(encoding="utf-8"))["cases"]
+
+
+@pytest.mark.parametrize("case", DNS, ids=lambda case: ",".join(case["answers"][:3]))
+async def test_what_a_names_answers_come_to(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly the judged addresses are handed to the dialler, or the post ends undialled."""
+    dialled: list[str] = []
+
+    async def start_connection(infos: Any, **options: Any) -> socket.socket:
+        dialled.extend(info[4][0] for info in infos)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(connector, "start_connection", start_connection)
+    async with posting(resolver=looking_up({"hooks.acme.com": case["answers"]})) as transport:
+        with pytest.raises(PublishFailed) as caught:
+            await transport.post(by_hand("https://hooks.acme.com/"), HEADERS, b"{}")
+    assert (caught.value.code, dialled) == (case.get("code", "refused"), case.get("dialled", []))
 
 
 async def test_name_that_does_not_resolve() -> None:
