@@ -291,7 +291,10 @@ def test_reprs_show_no_secret() -> None:
             r"PUBLISHERS\['default'\]: unknown option 'volum' \(did you mean 'volume'\?\); Quiet takes volume",
         ),
         ({"BACKEND": "tests.test_conf.Loud"}, r"PUBLISHERS\['default'\]: option 'volume': expected 11"),
-        ({}, r"PUBLISHERS\['default'\]: OPTIONS lack 'signer', which WebhookPublisher needs"),
+        (
+            {},
+            r"PUBLISHERS\['default'\]: OPTIONS need exactly one of 'signer', 'signers' and 'unsigned': True",
+        ),
         ({"BACKEND": "tests.test_conf.Positional"}, r"OPTIONS do not fit Positional\(volume\)"),
         ({"OPTIONS": {"signer": "a key"}}, "option 'signer': expected a Signer"),
         ({"BACKEND": "tests.raises.Publisher"}, "can be imported; importing it raised RuntimeError$"),

@@ -32,25 +32,30 @@ if TYPE_CHECKING:
     from ..transport import GuardedTransport
 
 USER_AGENT = "django-notification-outbox"
+WIRE_KEYS = ("message", "key")
 
 
 class WebhookPublisher(Publisher):
     """POSTs the message to its URL over TLS, freshly signed, through a guarded socket.
 
-    ``signer``: signs every attempt. ``timeout``: from the name lookup to the answer's head, a duration as in
-    the settings. ``ca_file``: PEM file of the authorities to trust instead of the system's. ``client_cert``: PEM
-    file with our certificate, its chain and unencrypted key, which only the hosts of ``allow_hosts`` are shown.
-    ``ports``: those a URL may name. ``allow_hosts`` (``"host"`` or ``"host:port"``) and ``allow_networks`` open
-    exactly what they name beyond public addresses; ``insecure_hosts`` are allowed hosts that may be reached over
-    plain http. ``allow_nat64`` opens 64:ff9b::/96 as far as the IPv4 addresses inside are open. ``proxy``:
-    ``http://user:password@host:port`` of a proxy to go through, which then decides what a name leads to.
+    ``signer`` signs every attempt, or each of ``signers`` does; ``unsigned=True``: nobody does. ``wire_key``: what
+    the ``Idempotency-Key`` header says, the "message" id or the caller's own "key". ``timeout``: from the name lookup
+    to the answer's head, a duration as in the settings. ``ca_file``: PEM file of the authorities to trust instead of
+    the system's. ``client_cert``: PEM file with our certificate, its chain and unencrypted key, which only the hosts
+    of ``allow_hosts`` are shown. ``ports``: those a URL may name. ``allow_hosts`` (``"host"`` or ``"host:port"``) and
+    ``allow_networks`` open exactly what they name beyond public addresses; ``insecure_hosts`` are allowed hosts that
+    may be reached over plain http. ``allow_nat64`` opens 64:ff9b::/96 as far as the IPv4 addresses inside are open.
+    ``proxy``: ``http://user:password@host:port`` of a proxy to go through, which then decides what a name leads to.
     ``transport``: an ``httpx.AsyncBaseTransport`` that sends instead of ours, and answers for whom it dials.
     """
 
     def __init__(
         self,
         *,
-        signer: Signer,
+        signer: Signer | None = None,
+        signers: Iterable[Signer] = (),
+        unsigned: bool = False,
+        wire_key: str = "message",
         timeout: float | timedelta | str = 15.0,
         ca_file: str | None = None,
         client_cert: str | None = None,
@@ -62,9 +67,10 @@ class WebhookPublisher(Publisher):
         proxy: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        if not isinstance(signer, Signer):
-            raise ConfigurationError("option 'signer': expected a Signer, such as HttpMessageSigner(...)")
-        self._signer = signer
+        self._signers = _signers(signer, signers, unsigned)
+        if wire_key not in WIRE_KEYS:
+            raise ConfigurationError(f"option 'wire_key': expected one of {', '.join(WIRE_KEYS)}")
+        self._wire_key = wire_key
         self.own_timeout = self._timeout = option_seconds("timeout", timeout)
         if transport is not None and (ca_file, client_cert, proxy) != (None, None, None):
             raise ConfigurationError("option 'transport': it has its own ca_file, client_cert and proxy")
@@ -91,6 +97,11 @@ class WebhookPublisher(Publisher):
             raise InvalidMessage("signing_scope_id", "scope-unused", "this publisher signs with one signer")
         if draft.to is None:
             raise InvalidMessage("to", "missing", "expected the URL of the receiver")
+        key = draft.idempotency_key
+        if self._wire_key == "key" and isinstance(key, str) and not (key.isascii() and key.isprintable()):
+            raise InvalidMessage(
+                "idempotency_key", "wire-key", "expected printable ASCII: it goes into a header"
+            )
         return draft.replace(to=self._policy.parse(draft.to).url)
 
     def display(self, destination: str) -> str:
@@ -99,12 +110,19 @@ class WebhookPublisher(Publisher):
     def check(self) -> Iterable[str]:
         if self._policy.insecure:
             yield "insecure_hosts lets messages travel unencrypted; it is meant for development only."
+        if not self._signers:
+            yield "unsigned=True: receivers cannot tell these messages from anybody else's."
 
     def problems(self) -> Iterable[str]:
         try:
             client_context(self._ca_file, self._client_cert)
         except ConfigurationError as error:
             yield str(error)
+        if any(signer.symmetric for signer in self._signers) and not self._policy.secure:
+            yield (
+                "one symmetric secret for every receiver lets each of them sign in your name to the others: use an "
+                "asymmetric key, or name the receivers that share it in allow_hosts."
+            )
 
     async def open(self) -> None:
         if self._plugged is not None:
@@ -152,7 +170,7 @@ class WebhookPublisher(Publisher):
             content_type=message.content_type,
             body=message.body,
             message_id=message.id,
-            idempotency_key=message.id,
+            idempotency_key=message.id if self._wire_key == "message" else message.idempotency_key,
             headers=message.headers,
         )
         signed = self._signed(request)
@@ -167,8 +185,26 @@ class WebhookPublisher(Publisher):
     def _signed(self, request: SigningRequest) -> list[tuple[str, str]]:
         try:
             # the one clock that must agree with the receiver's is this machine's, not the database's
-            return self._signer.sign(request, created=int(time.time()), nonce=secrets.token_urlsafe(16))
+            created, nonce = int(time.time()), secrets.token_urlsafe(16)
+            return [
+                header
+                for signer in self._signers
+                for header in signer.sign(request, created=created, nonce=nonce)
+            ]
         except Exception as error:
             failed = type(error).__name__
         # ours, not the destination's: a key that cannot be read burns no attempt
         raise TransientPublishError(f"local_signer_{failed}", holds="lane")
+
+
+def _signers(signer: Signer | None, signers: Iterable[Signer], unsigned: bool) -> tuple[Signer, ...]:
+    """Return who signs; exactly one of the three options says so. Raises ``ConfigurationError``."""
+    several = tuple(signers)
+    chosen = several if signer is None else (signer, *several)
+    if not all(isinstance(one, Signer) for one in chosen):
+        raise ConfigurationError("option 'signer': expected a Signer, such as HttpMessageSigner(...)")
+    if (signer is not None) + bool(several) + bool(unsigned) != 1:
+        raise ConfigurationError("OPTIONS need exactly one of 'signer', 'signers' and 'unsigned': True")
+    if len({type(one) for one in chosen}) < len(chosen):
+        raise ConfigurationError("option 'signers': two of one kind would write the same headers")
+    return chosen

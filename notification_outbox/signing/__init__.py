@@ -5,5 +5,6 @@ A signer turns a request that is about to be sent into the headers that vouch fo
 
 from .base import Signer, SigningRequest
 from .http_message import HttpMessageSigner
+from .standard import StandardWebhooksSigner
 
-__all__ = ["HttpMessageSigner", "Signer", "SigningRequest"]
+__all__ = ["HttpMessageSigner", "Signer", "SigningRequest", "StandardWebhooksSigner"]

@@ -25,7 +25,12 @@ class SigningRequest:
 
 
 class Signer(ABC):
-    """Makes the headers that vouch for one request."""
+    """Makes the headers that vouch for one request.
+
+    ``symmetric``: receivers hold the very secret, so that each could sign in our name to whoever holds it too.
+    """
+
+    symmetric = False
 
     @abstractmethod
     def sign(self, request: SigningRequest, *, created: int, nonce: str) -> list[tuple[str, str]]:
