@@ -134,6 +134,14 @@ class PermanentPublishError(OutboxError):
         self.answer = answer
 
 
+class ScopePermanentlyUnknown(OutboxError):
+    """What a ``signer_resolver`` raises for a scope that will never have a signer: the message is quarantined."""
+
+
+class ScopeTransientlyUnavailable(OutboxError):
+    """What a ``signer_resolver`` raises while it cannot tell: the message waits, no attempt is burned."""
+
+
 class PublishFailed(OutboxError):
     """One attempt failed. ``fault`` says whose fault it is, which is all the retry policy needs to know.
 

@@ -293,7 +293,7 @@ def test_reprs_show_no_secret() -> None:
         ({"BACKEND": "tests.test_conf.Loud"}, r"PUBLISHERS\['default'\]: option 'volume': expected 11"),
         (
             {},
-            r"PUBLISHERS\['default'\]: OPTIONS need exactly one of 'signer', 'signers' and 'unsigned': True",
+            r"PUBLISHERS\['default'\]: OPTIONS need exactly one of 'signer', 'signers', 'signer_resolver'",
         ),
         ({"BACKEND": "tests.test_conf.Positional"}, r"OPTIONS do not fit Positional\(volume\)"),
         ({"OPTIONS": {"signer": "a key"}}, "option 'signer': expected a Signer"),

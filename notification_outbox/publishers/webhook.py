@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+from django.utils.module_loading import import_string
 
 from ..answers import Attempt, accepted
 from ..drafts import Draft
 from ..envelope import Message
-from ..exceptions import ConfigurationError, InvalidMessage, PublishFailed, TransientPublishError
-from ..lifecycle import Answer, Fault
+from ..exceptions import (
+    ConfigurationError,
+    InvalidMessage,
+    PermanentPublishError,
+    PublishFailed,
+    ScopePermanentlyUnknown,
+    TransientPublishError,
+)
+from ..lifecycle import Answer, Fault, QuarantineReason
 from ..proxies import Proxy
 from ..reading import option_seconds
-from ..signing import Signer, SigningRequest
+from ..signing import Scope, Signer, SigningRequest
 from ..tls import client_context
 from ..urls import Destination, DestinationPolicy
 from .base import Publisher
@@ -33,12 +44,15 @@ if TYPE_CHECKING:
 
 USER_AGENT = "django-notification-outbox"
 WIRE_KEYS = ("message", "key")
+ONE_OF = "OPTIONS need exactly one of 'signer', 'signers', 'signer_resolver' and 'unsigned': True"
 
 
 class WebhookPublisher(Publisher):
     """POSTs the message to its URL over TLS, freshly signed, through a guarded socket.
 
-    ``signer`` signs every attempt, or each of ``signers`` does; ``unsigned=True``: nobody does. ``wire_key``: what
+    ``signer`` signs every attempt, or each of ``signers`` does; ``unsigned=True``: nobody does.
+    ``signer_resolver(scope)``, a callable or its dotted path, sync or async, is asked on every attempt for the signer
+    of a ``Scope``; it may raise ``ScopePermanentlyUnknown`` or ``ScopeTransientlyUnavailable``. ``wire_key``: what
     the ``Idempotency-Key`` header says, the "message" id or the caller's own "key". ``timeout``: from the name lookup
     to the answer's head, a duration as in the settings. ``ca_file``: PEM file of the authorities to trust instead of
     the system's. ``client_cert``: PEM file with our certificate, its chain and unencrypted key, which only the hosts
@@ -54,6 +68,7 @@ class WebhookPublisher(Publisher):
         *,
         signer: Signer | None = None,
         signers: Iterable[Signer] = (),
+        signer_resolver: Callable[[Scope], object] | str | None = None,
         unsigned: bool = False,
         wire_key: str = "message",
         timeout: float | timedelta | str = 15.0,
@@ -67,11 +82,18 @@ class WebhookPublisher(Publisher):
         proxy: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._signers = _signers(signer, signers, unsigned)
+        self._signers = _signers(signer, signers, unsigned or signer_resolver is not None)
+        self._resolver = None
+        if signer_resolver is not None:
+            if unsigned:
+                raise ConfigurationError(ONE_OF)
+            self._resolver = _callable("signer_resolver", signer_resolver)
         if wire_key not in WIRE_KEYS:
             raise ConfigurationError(f"option 'wire_key': expected one of {', '.join(WIRE_KEYS)}")
         self._wire_key = wire_key
-        self.own_timeout = self._timeout = option_seconds("timeout", timeout)
+        self._timeout = option_seconds("timeout", timeout)
+        # what a resolver takes is the worker's to bound
+        self.own_timeout = None if self._resolver else self._timeout
         if transport is not None and (ca_file, client_cert, proxy) != (None, None, None):
             raise ConfigurationError("option 'transport': it has its own ca_file, client_cert and proxy")
         if transport is not None and not hasattr(transport, "handle_async_request"):
@@ -93,7 +115,7 @@ class WebhookPublisher(Publisher):
         self._transport: GuardedTransport | PluggedTransport | None = None
 
     def validate(self, draft: Draft) -> Draft:
-        if draft.signing_scope_id is not None:
+        if draft.signing_scope_id is not None and self._resolver is None:
             raise InvalidMessage("signing_scope_id", "scope-unused", "this publisher signs with one signer")
         if draft.to is None:
             raise InvalidMessage("to", "missing", "expected the URL of the receiver")
@@ -110,7 +132,7 @@ class WebhookPublisher(Publisher):
     def check(self) -> Iterable[str]:
         if self._policy.insecure:
             yield "insecure_hosts lets messages travel unencrypted; it is meant for development only."
-        if not self._signers:
+        if not self._signers and self._resolver is None:
             yield "unsigned=True: receivers cannot tell these messages from anybody else's."
 
     def problems(self) -> Iterable[str]:
@@ -151,7 +173,10 @@ class WebhookPublisher(Publisher):
         if self._transport is None:
             raise ConfigurationError("publish() before open()")
         destination = self._destination(message.destination)
-        headers = self._headers(message, destination)
+        signers = (
+            self._signers if self._resolver is None else [await self._resolved(message, destination.host)]
+        )
+        headers = self._headers(message, destination, signers)
         response = await self._transport.post(destination, headers, message.body, attempt=attempt)
         return accepted(response)
 
@@ -163,7 +188,30 @@ class WebhookPublisher(Publisher):
             pass
         raise PublishFailed("forbidden_url", Fault.FORBIDDEN)
 
-    def _headers(self, message: Message, destination: Destination) -> list[tuple[str, str]]:
+    async def _resolved(self, message: Message, host: str) -> Signer:
+        """Ask for the message's signer, on every attempt. What fails in there is ours: no attempt is burned."""
+        assert self._resolver is not None
+        scope = Scope(message.signing_scope_id, message.account_id, message.caller_scope_id, host)
+        try:
+            if iscoroutinefunction(self._resolver):
+                found = await self._resolver(scope)
+            else:
+                # it may ask a database; threads close the connections that went bad
+                found = await sync_to_async(self._resolver, thread_sensitive=False)(scope)
+            if isinstance(found, Signer):
+                return found
+            failed = f"type_{type(found).__name__}"
+        except ScopePermanentlyUnknown:
+            failed = ""
+        except Exception as error:
+            failed = type(error).__name__
+        if not failed:
+            raise PermanentPublishError(QuarantineReason.SCOPE_UNKNOWN)
+        raise TransientPublishError(f"local_signer_{failed}", holds="lane")
+
+    def _headers(
+        self, message: Message, destination: Destination, signers: Sequence[Signer]
+    ) -> list[tuple[str, str]]:
         request = SigningRequest(
             target_uri=destination.url,
             authority=destination.authority,
@@ -173,7 +221,7 @@ class WebhookPublisher(Publisher):
             idempotency_key=message.id if self._wire_key == "message" else message.idempotency_key,
             headers=message.headers,
         )
-        signed = self._signed(request)
+        signed = _signed(request, signers)
         return [
             ("Content-Type", message.content_type),
             ("Accept-Encoding", "identity"),
@@ -182,19 +230,29 @@ class WebhookPublisher(Publisher):
             *signed,
         ]
 
-    def _signed(self, request: SigningRequest) -> list[tuple[str, str]]:
+
+def _signed(request: SigningRequest, signers: Sequence[Signer]) -> list[tuple[str, str]]:
+    try:
+        # the one clock that must agree with the receiver's is this machine's, not the database's
+        created, nonce = int(time.time()), secrets.token_urlsafe(16)
+        return [header for signer in signers for header in signer.sign(request, created=created, nonce=nonce)]
+    except Exception as error:
+        failed = type(error).__name__
+    # ours, not the destination's: a key that cannot be read burns no attempt
+    raise TransientPublishError(f"local_signer_{failed}", holds="lane")
+
+
+def _callable(option: str, value: object) -> Callable[[Scope], Any]:
+    """Return a callable given as such or by its dotted path. Raises ``ConfigurationError``."""
+    found = value
+    if isinstance(value, str):
         try:
-            # the one clock that must agree with the receiver's is this machine's, not the database's
-            created, nonce = int(time.time()), secrets.token_urlsafe(16)
-            return [
-                header
-                for signer in self._signers
-                for header in signer.sign(request, created=created, nonce=nonce)
-            ]
-        except Exception as error:
-            failed = type(error).__name__
-        # ours, not the destination's: a key that cannot be read burns no attempt
-        raise TransientPublishError(f"local_signer_{failed}", holds="lane")
+            found = import_string(value)
+        except (ImportError, ValueError):
+            found = None
+    if not callable(found):
+        raise ConfigurationError(f"option {option!r}: expected a callable or the dotted path of one")
+    return found
 
 
 def _signers(signer: Signer | None, signers: Iterable[Signer], unsigned: bool) -> tuple[Signer, ...]:
@@ -204,7 +262,7 @@ def _signers(signer: Signer | None, signers: Iterable[Signer], unsigned: bool) -
     if not all(isinstance(one, Signer) for one in chosen):
         raise ConfigurationError("option 'signer': expected a Signer, such as HttpMessageSigner(...)")
     if (signer is not None) + bool(several) + bool(unsigned) != 1:
-        raise ConfigurationError("OPTIONS need exactly one of 'signer', 'signers' and 'unsigned': True")
+        raise ConfigurationError(ONE_OF)
     if len({type(one) for one in chosen}) < len(chosen):
         raise ConfigurationError("option 'signers': two of one kind would write the same headers")
     return chosen

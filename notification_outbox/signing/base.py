@@ -6,6 +6,7 @@ import base64
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..envelope import Headers
 
@@ -22,6 +23,15 @@ class SigningRequest:
     message_id: str
     idempotency_key: str
     headers: Headers = ()
+
+
+class Scope(NamedTuple):
+    """For whom a signature is wanted: what ``enqueue()`` was given, and the host that is called."""
+
+    signing_scope_id: str | None
+    account_id: str | None
+    caller_scope_id: str
+    host: str
 
 
 class Signer(ABC):
