@@ -22,7 +22,7 @@ import django
 if TYPE_CHECKING:
     from benches.measuring import Result
 
-BENCHES = ("enqueue", "throughput", "claim", "transport")
+BENCHES = ("enqueue", "throughput", "claim", "transport", "sign")
 
 
 def main(argv: list[str]) -> int:

@@ -70,7 +70,7 @@ MAY_IMPORT = {
     "checks": "conf drafts exceptions publishers reading",
     "apps": "checks",
     "admin": "conf envelope exceptions explain finding health lifecycle models operations stats",
-    "management": "conf doctor exceptions explain models operations reading worker",
+    "management": "conf doctor exceptions explain models operations reading signing worker",
 }
 GROUND = (
     "lifecycle",
