@@ -69,6 +69,7 @@ MAY_IMPORT = {
     # doors
     "checks": "conf drafts exceptions publishers reading",
     "apps": "checks",
+    "views": "conf signing",
     "admin": "conf envelope exceptions explain finding health lifecycle models operations stats",
     "management": "conf doctor exceptions explain models operations reading signing worker",
 }

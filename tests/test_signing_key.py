@@ -1,16 +1,19 @@
-"""``outbox_signing_key``: the secret half to a file, the public one to whoever asks."""
+"""Keys to sign with: the secret half to a file, the public one to whoever asks, by command or by view."""
 
 from __future__ import annotations
 
 import io
 import json
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.test import RequestFactory
 
 from notification_outbox.signing import HttpMessageSigner, StandardWebhooksSigner
+from notification_outbox.views import jwks
 
 
 def make(file: Path, *arguments: str) -> str:
@@ -50,3 +53,21 @@ def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
             make(path)
         assert caught.value.returncode == 2
     assert file.read_bytes() == before
+
+
+def test_receivers_fetch_the_public_keys(configure: Callable[..., None], rf: RequestFactory) -> None:
+    """Of every publisher once, none of the shared secrets, and for a while."""
+    first, second = (HttpMessageSigner.from_secret(name, key_id=name) for name in ("first", "second"))
+    shared = StandardWebhooksSigner(secrets=[f"whsec_{'A' * 32}"])
+    configure(
+        PUBLISHERS={
+            "default": {"OPTIONS": {"signer": first}},
+            "both": {"OPTIONS": {"signers": [second, shared], "allow_hosts": ["partner.acme.com"]}},
+            "again": {"OPTIONS": {"signer": first}},
+        }
+    )
+    answer = jwks(rf.get("/.well-known/jwks.json"))
+    assert json.loads(answer.content) == {"keys": [first.public_jwk(), second.public_jwk()]}
+    assert answer["Content-Type"] == "application/jwk-set+json"
+    assert answer["Cache-Control"] == "public, max-age=300"
+    assert jwks(rf.post("/")).status_code == 405
