@@ -78,7 +78,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--port", type=int, default=0, metavar="N", help="with --serve: the admin's port (default: any)"
     )
+    parser.add_argument(
+        "--signer",
+        choices=("rfc9421", "standard", "both"),
+        default="rfc9421",
+        help="how the shop signs and what the warehouse demands (default: rfc9421)",
+    )
     options = parser.parse_args(argv)
+    os.environ["SHOP_SIGNATURES"] = options.signer
     if not os.environ.get("DATABASE_URL"):
         parser.error("DATABASE_URL is not set: start the demo with run.py")
     if options.port and not options.serve:

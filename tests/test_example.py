@@ -70,7 +70,26 @@ print("booked", Booking.objects.count())
 """
 
 
-def run(script: str, folder: Path) -> list[str]:
+BOTH = (
+    WAREHOUSE.split("stranger = ")[0]
+    + """
+from notification_outbox.signing import StandardWebhooksSigner
+(ours, shared) = settings.SHOP_SIGNERS["both"]
+foreign = StandardWebhooksSigner(secrets=["whsec_" + "A" * 44])
+both = signed(ours) | signed(shared)
+print("http signature alone", status(signed(ours)))
+print("standard alone", status(signed(shared)))
+print("foreign secret", status(signed(ours) | signed(foreign)))
+print("old", status(signed(ours) | signed(shared, created=int(time.time()) - 3600)))
+print("two ids", status(signed(ours) | signed(shared, message_id="msg_" + "b" * 32)))
+print("body", status(both, BODY.replace(b"12", b"13")))
+print("first", status(both), "again", status(both))
+print("booked", Booking.objects.count())
+"""
+)
+
+
+def run(script: str, folder: Path, **more: str) -> list[str]:
     environment = {
         **os.environ,
         "DATABASE_URL": f"sqlite:///{folder / 'example.sqlite3'}",
@@ -81,7 +100,7 @@ def run(script: str, folder: Path) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=EXAMPLE,
-        env={**environment, "PYTHONPATH": str(EXAMPLE.parent)},
+        env={**environment, **more, "PYTHONPATH": str(EXAMPLE.parent)},
         capture_output=True,
         text=True,
     )
@@ -104,6 +123,20 @@ def test_the_warehouse_books_what_is_signed_and_books_it_once(tmp_path: Path) ->
         "body 401",
         "id 401",
         "booked 0",
+        "first 200 again 200",
+        "booked 1",
+    ]
+
+
+def test_the_warehouse_that_demands_two_signatures_is_content_with_no_less(tmp_path: Path) -> None:
+    """Each must hold, and both must speak of the same message."""
+    assert run(BOTH, tmp_path, SHOP_SIGNATURES="both") == [
+        "http signature alone 401",
+        "standard alone 401",
+        "foreign secret 401",
+        "old 401",
+        "two ids 401",
+        "body 401",
         "first 200 again 200",
         "booked 1",
     ]

@@ -2,11 +2,13 @@
 read from the environment; the defaults suit the demo and must not be used anywhere else.
 """
 
+import base64
+import hashlib
 from pathlib import Path
 
 import environ
 
-from notification_outbox.signing import HttpMessageSigner
+from notification_outbox.signing import HttpMessageSigner, StandardWebhooksSigner
 
 env = environ.Env()
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -67,6 +69,19 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 SHOP_SIGNER = HttpMessageSigner.from_secret(
     env("SHOP_SIGNING_SECRET", default="only-for-the-demo"), key_id="shop-demo", tag="shop"
 )
+# Standard Webhooks: the shop and the warehouse share a secret.
+SHOP_SHARED_SECRET = (
+    "whsec_"
+    + base64.b64encode(
+        hashlib.sha256(env("SHOP_SIGNING_SECRET", default="only-for-the-demo").encode()).digest()
+    ).decode()
+)
+SHOP_SIGNATURES = env("SHOP_SIGNATURES", default="rfc9421")  # or "standard", or "both" at once
+SHOP_SIGNERS = {
+    "rfc9421": [SHOP_SIGNER],
+    "standard": [StandardWebhooksSigner(secrets=[SHOP_SHARED_SECRET])],
+}
+SHOP_SIGNERS["both"] = SHOP_SIGNERS["rfc9421"] + SHOP_SIGNERS["standard"]
 WAREHOUSE_ORIGIN = env("WAREHOUSE_ORIGIN", default="https://localhost:8443")
 WAREHOUSE_URL = f"{WAREHOUSE_ORIGIN}/warehouse/orders/"
 NOTIFICATION_OUTBOX = {
@@ -74,7 +89,7 @@ NOTIFICATION_OUTBOX = {
         "default": {
             "BACKEND": "notification_outbox.publishers.WebhookPublisher",
             "OPTIONS": {
-                "signer": SHOP_SIGNER,
+                "signers": SHOP_SIGNERS[SHOP_SIGNATURES],
                 "ca_file": env("WAREHOUSE_CA_FILE", default=None),
                 # localhost is refused unless it is named: a webhook must not reach into one's own network
                 "allow_hosts": env.list("WAREHOUSE_ALLOW_HOSTS", default=[]),
@@ -89,4 +104,6 @@ NOTIFICATION_OUTBOX = {
 
 # The receiver: whose signatures the warehouse accepts, and whether it plays a receiver in trouble.
 WAREHOUSE_TRUSTS = {"shop-demo": SHOP_SIGNER.public_key}
+WAREHOUSE_SHARED_SECRET = SHOP_SHARED_SECRET
+WAREHOUSE_SIGNATURES = SHOP_SIGNATURES
 WAREHOUSE_TROUBLE = env.bool("WAREHOUSE_TROUBLE", default=False)

@@ -1,7 +1,8 @@
-"""Who sent this request? Answered with a library that shares no code with the sender.
+"""Who sent this request? Answered with libraries that share no code with the sender.
 
-Checks an RFC 9421 signature made by ed25519 and the RFC 9530 digest it covers. What must be covered, which
-keys are known and the origin the request was addressed to come from the settings, never from the request.
+Checks an RFC 9421 signature made by ed25519 and the RFC 9530 digest it covers, a Standard Webhooks signature, or
+both. What must be covered, which keys are known and the origin the request was addressed to come from the settings,
+never from the request.
 """
 
 import base64
@@ -20,6 +21,7 @@ from http_message_signatures import (
     InvalidSignature,
     algorithms,
 )
+from standardwebhooks import Webhook, WebhookVerificationError
 
 COVERED = {"@method", "@target-uri", "@authority", "content-type", "content-digest", "idempotency-key"}
 TAG = "shop"
@@ -57,7 +59,25 @@ class TrustedKeys(HTTPSignatureKeyResolver):
 
 
 def authenticate(request: HttpRequest) -> Authenticated:
-    """Return who sent the request, or raise ``Unauthenticated``."""
+    """Return who sent the request, or raise ``Unauthenticated``. Whatever the settings ask for must hold."""
+    proofs = [CHECKS[kind](request) for kind in WANTED[settings.WAREHOUSE_SIGNATURES]]
+    if len({proof.message_id for proof in proofs}) != 1:
+        raise Unauthenticated
+    return proofs[0]
+
+
+def check_standard_webhooks(request: HttpRequest) -> Authenticated:
+    """Return what a Standard Webhooks signature under the shared secret proves, or raise ``Unauthenticated``."""
+    try:
+        Webhook(settings.WAREHOUSE_SHARED_SECRET).verify(request.body, dict(request.headers.items()))
+    except (WebhookVerificationError, ValueError):
+        raise Unauthenticated from None
+    # signed like the body, so it may be remembered by
+    return Authenticated("shop-demo", request.headers["webhook-id"])
+
+
+def check_rfc9421(request: HttpRequest) -> Authenticated:
+    """Return what an HTTP message signature proves, or raise ``Unauthenticated``."""
     signed = SignedRequest(request.method or "", external_url(request), request.headers)
     verifier = HTTPMessageVerifier(signature_algorithm=algorithms.ED25519, key_resolver=TrustedKeys())
     try:
@@ -73,6 +93,10 @@ def authenticate(request: HttpRequest) -> Authenticated:
     if not message_id:
         raise Unauthenticated
     return Authenticated(str(results[0].parameters["keyid"]), message_id[1])
+
+
+CHECKS = {"rfc9421": check_rfc9421, "standard": check_standard_webhooks}
+WANTED = {"rfc9421": ["rfc9421"], "standard": ["standard"], "both": ["rfc9421", "standard"]}
 
 
 def external_url(request: HttpRequest) -> str:
