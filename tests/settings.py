@@ -96,7 +96,7 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "handlers": {"stderr": {"class": "logging.StreamHandler"}},
-    "loggers": {
-        "notification_outbox": {"handlers": ["stderr"], "level": os.environ.get("OUTBOX_TEST_LOG", "INFO")}
-    },
+    # of every library, or what one of them says at DEBUG would go unseen
+    "root": {"handlers": ["stderr"], "level": os.environ.get("OUTBOX_TEST_LOG", "INFO")},
+    "loggers": {"django": {"level": os.environ.get("OUTBOX_TEST_LOG", "INFO")}},
 }
