@@ -138,10 +138,11 @@ class Connector:
         self._closed = True
         if self._sweeping is not None:
             self._sweeping.cancel()
-        going = [wire.gone for wire in self._wires]
-        for wire in list(self._wires):
+        going = list(self._wires)
+        for wire in going:
             wire.abort()
-        await asyncio.gather(*going)
+        for wire in going:
+            await wire.gone.wait()
 
     async def _addresses(self, destination: Destination) -> list[_Info]:
         """Return where to dial. A proxy was named by the project itself; what it dials is its own affair."""

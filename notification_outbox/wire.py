@@ -17,6 +17,8 @@ from typing import Any
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 HEAD_BYTES = 64 * 1024  # all a peer may send before its final head ends, 1xx answers included
+LINE_BYTES = 8190  # of one header
+HEADER_LINES = 128
 BODY_BYTES = 64 * 1024
 BODY_SECONDS = 1.0
 GOODBYE_SECONDS = 1.0
@@ -27,14 +29,14 @@ class Wire(asyncio.Protocol):
 
     After an exchange: ``status`` and ``headers`` (raw pairs) are those of the final head, ``body`` is what was kept
     of a complete body, ``answered`` says that some byte came, ``reusable`` that the connection may serve again.
-    ``uses`` counts exchanges, ``gone`` is done when the connection is lost, of which ``lost`` is told.
+    ``uses`` counts exchanges, ``gone`` is set when the connection is lost, of which ``lost`` is told.
     """
 
     def __init__(self, lost: Callable[[Wire], None]) -> None:
         self.peer = ""
         self.uses = 0
         self.parked_at = 0.0
-        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.gone = asyncio.Event()
         self._lost = lost
         self._socket: asyncio.Transport | None = None
         self._transport: asyncio.Transport | None = None
@@ -52,6 +54,7 @@ class Wire(asyncio.Protocol):
         self._got = 0
         self._body = 0
         self._headed = False
+        self._misshapen = False
         self._complete = False
         self._spoiled = False
 
@@ -198,10 +201,10 @@ class Wire(asyncio.Protocol):
             self._spoiled = True
         except HttpParserError:
             self._spoiled = True
-            if not self._headed:
-                self._end("protocol")
-                return
-        if not self._headed:
+            self._misshapen = self._misshapen or not self._headed
+        if self._misshapen:
+            self._end("protocol")
+        elif not self._headed:
             if self._got > HEAD_BYTES:
                 self._end("answer_too_large")
         elif (
@@ -226,7 +229,7 @@ class Wire(asyncio.Protocol):
         else:
             self._end("tls" if isinstance(error, ssl.SSLError) else "reset")
         self._spoiled = True
-        self.gone.set_result(None)
+        self.gone.set()
         self._lost(self)
 
     # what the parser calls
@@ -241,6 +244,7 @@ class Wire(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._headed:
             self.headers.append((name, value))
+            self._misshapen |= len(name) + len(value) > LINE_BYTES or len(self.headers) > HEADER_LINES
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

@@ -264,12 +264,14 @@ async def test_answer_is_not_inflated() -> None:
         (b"", "reset"),
         (b"HTTP/1.1 200", "reset"),
         (b"SSH-2.0-OpenSSH_9.9\r\n\r\n", "protocol"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", "answer_too_large"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 9000 + b"\r\n\r\n", "protocol"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 129 + b"\r\n", "protocol"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000, "answer_too_large"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "protocol"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nxyz", "protocol"),
         (b"HTTP/1.1 999 Never\r\nContent-Length: 0\r\n\r\n", "protocol"),
     ],
-    ids=["nothing", "half a line", "garbage", "long header", "CL+TE", "101", "999"],
+    ids=["nothing", "half a line", "garbage", "long header", "many headers", "no end", "CL+TE", "101", "999"],
 )
 async def test_answers_that_are_none(answer: bytes, code: str) -> None:
     """What is no final HTTP answer from 200 to 599 fails the attempt, without a status and without a retry."""
