@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -44,6 +46,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.outcome = "failed"
         report.longrepr = f"skipped in CI: {report.longrepr}"
     return report
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A place for a private PostgreSQL that an unprivileged user can reach, unlike pytest's own directories."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o711)
+        yield Path(directory) / "postgres"
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,14 +20,6 @@ from tests.processes import ROOT, wait_until
 
 pytestmark = pytest.mark.databases("postgresql")  # it brings a database of its own
 MESSAGES = "/admin/notification_outbox/outboxmessage/"
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A place for the private PostgreSQL that an unprivileged user can reach, unlike pytest's own directory."""
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o711)
-        yield Path(directory) / "postgres"
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,14 +56,6 @@ class User:
         """End as by kill -9: nothing is tidied up."""
         self.process.kill()
         self.process.communicate()
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A place that an unprivileged user can reach, unlike pytest's own temporary directory."""
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o711)
-        yield Path(directory) / "postgres"
 
 
 @pytest.fixture

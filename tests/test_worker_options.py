@@ -371,18 +371,15 @@ def test_the_reloader_starts_anew_when_the_code_changes_and_drains_first(
     monkeypatch.setenv("OUTBOX_TEST_IMPORT", "edited_by_test")
     outbox.receiver.answer = lambda received: threading.Event().wait(60) or 200
     outbox.enqueue(3)
-    process = outbox.start("--reload", "--concurrency", "1", "--shutdown-timeout", "0.2")
+    process = outbox.start("--reload", "--concurrency", "1", "--shutdown-timeout", "0.2", log_level="DEBUG")
     outbox.receiver.wait_for(1)
+    # an edit before the reloader's first look would be taken for what was there
+    wait_until(lambda: f"{module} first seen" in process.log, "the reloader to look")
     first = OutboxMessage.objects.get(state="in_flight", id=OutboxMessage.objects.earliest("id").id).leased_by
     outbox.receiver.answer = lambda received: 200
-
-    def edited_and_noticed() -> bool:
-        # the first look of a reloader may come after the first edit, which it then takes for what was there
-        module.write_text(f"changed = {time.monotonic()}\n")
-        return process.log.count(" serves default ") > 1
-
-    wait_until(edited_and_noticed, "the second life", poll=0.5)
-    wait_until(lambda: outbox.states() == {"delivered": 3}, "the deliveries")
+    module.write_text("changed = True\n")
+    wait_until(lambda: outbox.states() == {"delivered": 3}, "the second life")
+    assert process.log.count(" serves default ") == 2
     assert first in process.log
     assert not OutboxMessage.objects.filter(lost_leases__gt=0).exists()
     # its child goes with it
