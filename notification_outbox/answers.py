@@ -26,8 +26,9 @@ MAX_RETRY_AFTER = 24 * 3600.0
 class Attempt:
     """What one ``post()`` may take, and how far it got: the phase, the peer's ``address:port``.
 
-    ``marks`` collects when each phase began, by the loop's clock, if somebody wants to know; then ``certificate`` is
-    the peer's, as ``ssl.SSLSocket.getpeercert()`` has it.
+    With ``keep_body`` up to 64 KiB of the answer's body that come within a second are kept. ``marks`` collects when
+    each phase began, by the loop's clock, if somebody wants to know; then ``certificate`` is the peer's, as
+    ``ssl.SSLSocket.getpeercert()`` has it.
     """
 
     deadline: float = 0.0

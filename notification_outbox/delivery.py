@@ -65,7 +65,7 @@ def prepare(
         raise
     except BaseException as error:
         # code that leaves its program must not take the worker with it
-        return classify(error, claim, policy)
+        return classify(error, policy, attempts=claim.attempt, rejections=claim.rejections)
 
 
 async def publish(
@@ -81,7 +81,7 @@ async def publish(
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        return classify(error, claim, policy)
+        return classify(error, policy, attempts=claim.attempt, rejections=claim.rejections)
     return Outcome(Verdict.DELIVERED, answer=_recordable(answer))
 
 
@@ -140,8 +140,11 @@ def check(message: Message, publisher: Publisher, rules: Rules, *, checked: bool
     rules.validators.check(message.notification_type, message.body, message.content_type)
 
 
-def classify(error: BaseException, claim: Claim, policy: RetryPolicy) -> Outcome:
-    """Return what becomes of a message when opening or publishing it raised ``error``."""
+def classify(error: BaseException, policy: RetryPolicy, *, attempts: int = 1, rejections: int = 0) -> Outcome:
+    """Return what becomes of a message when opening or publishing it raised ``error``.
+
+    ``attempts`` counts this one, ``rejections`` those in a row before it.
+    """
     if isinstance(error, UnknownKey):
         # not the row's fault: a deploy may bring the key
         return _for_another_worker(f"{UNKNOWN_KEY}{error.key_id}")
@@ -166,8 +169,8 @@ def classify(error: BaseException, claim: Claim, policy: RetryPolicy) -> Outcome
     return decide(
         fault,
         code=code,
-        attempts=claim.attempt,
-        rejections=claim.rejections,
+        attempts=attempts,
+        rejections=rejections,
         policy=policy,
         retry_after=retry_after,
         answer=_recordable(answer),

@@ -164,16 +164,16 @@ class Message:
     publisher: str
     destination: str
     body: bytes
-    content_type: str
-    headers: Headers
-    caller_scope_id: str
-    account_id: str | None
-    signing_scope_id: str | None
-    idempotency_key: str
-    ordering_key: str
-    attempt: int
     created_at: datetime.datetime
-    traceparent: str
+    content_type: str = "application/json"
+    headers: Headers = ()
+    caller_scope_id: str = "default"
+    account_id: str | None = None
+    signing_scope_id: str | None = None
+    idempotency_key: str = ""
+    ordering_key: str = ""
+    attempt: int = 1
+    traceparent: str = ""
 
     @cached_property
     def payload(self) -> Any:

@@ -177,7 +177,10 @@ class Lane:
             except asyncio.CancelledError as error:
                 if not runner.cancelling():
                     # not we cancelled it: something inside the publisher did
-                    outcome = classify(error, held.claim, settings.retry)
+                    claim = held.claim
+                    outcome = classify(
+                        error, settings.retry, attempts=claim.attempt, rejections=claim.rejections
+                    )
                 elif not held.closed:
                     raise
             held.runner = None

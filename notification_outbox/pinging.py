@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from . import conf
 from .answers import Attempt
-from .conf import Settings
+from .conf import PublisherSettings, Settings
+from .delivery import classify
 from .drafts import Draft
 from .envelope import Message
-from .exceptions import PermanentPublishError, PublishFailed, TransientPublishError
 from .lifecycle import NOT_HERE
 from .publishers import Publisher, WebhookPublisher, build
 
@@ -58,42 +58,27 @@ def ping(to: str, *, publisher: str = "default", settings: Settings | None = Non
         publisher=publisher,
         destination=draft.to,
         body=BODY,
-        content_type="application/json",
-        headers=(),
-        caller_scope_id="outbox",
-        account_id=None,
-        signing_scope_id=None,
-        idempotency_key="ping",
-        ordering_key="",
-        attempt=1,
         created_at=datetime.now(UTC),
-        traceparent="",
+        idempotency_key="ping",
     )
-    return asyncio.run(_ping(built, message, lane.attempt_timeout, shown))
+    return asyncio.run(_ping(built, message, lane, shown))
 
 
-async def _ping(publisher: Publisher, message: Message, timeout: float, shown: str) -> Ping:
+async def _ping(publisher: Publisher, message: Message, lane: PublisherSettings, shown: str) -> Ping:
     attempt = Attempt(marks=[])
     clock = asyncio.get_running_loop().time
     await publisher.open()
     code, answer = "", None
     began = clock()
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(lane.attempt_timeout):
             if isinstance(publisher, WebhookPublisher):
                 answer = await publisher.publish(message, attempt)
             else:
                 answer = await publisher.publish(message)
-    except PublishFailed as error:
-        code, answer = error.code, error.answer
-    except PermanentPublishError as error:
-        code, answer = error.reason.value, error.answer
-    except TransientPublishError as error:
-        code = error.code
-    except TimeoutError:
-        code = "timeout"
     except Exception as error:
-        code = type(error).__name__
+        outcome = classify(error, lane.retry)
+        code, answer = outcome.error, outcome.answer
     ended = clock()
     await publisher.close()
     marks = [*(attempt.marks or [("publish", began)]), ("", ended)]

@@ -14,14 +14,14 @@ import httpx
 from .answers import Attempt, Response
 from .exceptions import InvalidMessage, OutboxError, PermanentPublishError, PublishFailed
 from .lifecycle import Fault, QuarantineReason
-from .transport import all_sound
+from .transport import Transport, all_sound
 from .urls import Destination, DestinationPolicy
 
 logger = logging.getLogger(__name__)
 
 
-class PluggedTransport:
-    """As ``GuardedTransport``, over an ``httpx.AsyncBaseTransport``; ``timeout`` in seconds covers a whole post."""
+class PluggedTransport(Transport):
+    """Over an ``httpx.AsyncBaseTransport``; ``timeout`` in seconds covers a whole post. No answer's body is read."""
 
     def __init__(
         self, policy: DestinationPolicy, transport: httpx.AsyncBaseTransport, *, timeout: float
@@ -31,28 +31,10 @@ class PluggedTransport:
         self._timeout = timeout
 
     async def open(self) -> None:
-        """Make the chosen transport ready."""
         await self._transport.__aenter__()
 
     async def close(self) -> None:
-        """Have the chosen transport close."""
         await self._transport.__aexit__(None, None, None)
-
-    async def post(
-        self,
-        destination: Destination,
-        headers: Sequence[tuple[str, str]],
-        body: bytes,
-        *,
-        attempt: Attempt | None = None,
-    ) -> Response:
-        """Send one POST; return its answer, of whose body nothing is read. Raises as ``GuardedTransport.post``."""
-        outcome = await self._attempt(destination, headers, body, attempt or Attempt())
-        if isinstance(outcome, Response):
-            return outcome
-        # error trackers keep the variables of every frame an error passes
-        del headers, body
-        raise outcome
 
     async def _attempt(
         self, destination: Destination, headers: Sequence[tuple[str, str]], body: bytes, attempt: Attempt

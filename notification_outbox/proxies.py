@@ -37,7 +37,7 @@ class Proxy(NamedTuple):
             pass
         raise ConfigurationError(
             "option 'proxy': expected http://host:port or http://user:password@host:port"
-        ) from None
+        )
 
 
 def _basic(user: str | None, password: str | None) -> str:

@@ -73,7 +73,7 @@ class Settler:
             self.hurry()
 
     def hurry(self) -> None:
-        """Record at once what has come: nothing more is on its way."""
+        """Record at once what has come: it is enough, or nothing more is on its way."""
         self._now.set()
 
     async def run(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -41,7 +42,47 @@ FRAMING = frozenset({"connection", "content-length", "expect", "host", "transfer
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
-class GuardedTransport:
+class Transport(ABC):
+    """POSTs, and fails by errors of ours only: a foreign one's text and frames would carry what was sent."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Make ready to post; called in the loop that posts."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close every connection; posts under way fail."""
+
+    async def post(
+        self,
+        destination: Destination,
+        headers: Sequence[tuple[str, str]],
+        body: bytes,
+        attempt: Attempt | None = None,
+    ) -> Response:
+        """Send one POST with exactly ``headers``, Host and Content-Length; return the peer's final answer.
+
+        A redirect is an answer like any other. Raises PublishFailed: ``timeout``, ``refused``, ``unreachable``,
+        ``reset``, ``tls``, ``protocol``, ``answer_too_large`` (DESTINATION), ``dns`` (NAME), ``forbidden_address``
+        (FORBIDDEN); TransientPublishError ``local_...`` when this machine ran out of something;
+        PermanentPublishError (invalid_request) when a header is none (RFC 9110, section 5).
+        ``PublishFailed.answer`` says how far it got, an ``attempt`` handed in also when.
+        """
+        outcome = await self._attempt(destination, headers, body, attempt or Attempt())
+        if isinstance(outcome, Response):
+            return outcome
+        # error trackers keep the variables of every frame an error passes
+        del headers, body
+        raise outcome
+
+    @abstractmethod
+    async def _attempt(
+        self, destination: Destination, headers: Sequence[tuple[str, str]], body: bytes, attempt: Attempt
+    ) -> Response | OutboxError:
+        """Post; return the answer, or the error to raise, which nothing foreign is the context of."""
+
+
+class GuardedTransport(Transport):
     """POSTs to destinations that ``policy`` allows, from one event loop, between ``open()`` and ``close()``.
 
     ``timeout`` in seconds covers everything from the name lookup to the final head. ``ca_file`` is a PEM file
@@ -75,7 +116,6 @@ class GuardedTransport:
         self._connector: Connector | None = None
 
     async def open(self) -> None:
-        """Make ready to post; called in the loop that posts."""
         resolver = self._resolver
         if resolver is None:
             resolver = self._own_resolver = Resolver()
@@ -91,7 +131,6 @@ class GuardedTransport:
         )
 
     async def close(self) -> None:
-        """Close every connection; posts under way fail."""
         if self._connector is not None:
             await self._connector.close()
             self._connector = None
@@ -99,38 +138,8 @@ class GuardedTransport:
             await self._own_resolver.close()
             self._own_resolver = None
 
-    async def post(
-        self,
-        destination: Destination,
-        headers: Sequence[tuple[str, str]],
-        body: bytes,
-        *,
-        keep_body: bool = False,
-        attempt: Attempt | None = None,
-    ) -> Response:
-        """Send one POST with exactly ``headers``, Host and Content-Length; return the peer's final answer.
-
-        Of its body nothing is kept, or with ``keep_body`` up to 64 KiB that come within a second. A redirect is
-        an answer like any other. Raises PublishFailed: ``timeout``, ``refused``, ``unreachable``, ``reset``,
-        ``tls``, ``protocol``, ``answer_too_large`` (DESTINATION), ``dns`` (NAME), ``forbidden_address``
-        (FORBIDDEN); TransientPublishError ``local_...`` when this machine ran out of something;
-        PermanentPublishError (invalid_request) when a header is none (RFC 9110, section 5).
-        ``PublishFailed.answer`` says how far it got, an ``attempt`` handed in also when.
-        """
-        outcome = await self._attempt(destination, headers, body, keep_body, attempt or Attempt())
-        if isinstance(outcome, Response):
-            return outcome
-        # error trackers keep the variables of every frame an error passes
-        del headers, body
-        raise outcome
-
     async def _attempt(
-        self,
-        destination: Destination,
-        headers: Sequence[tuple[str, str]],
-        body: bytes,
-        keep_body: bool,
-        attempt: Attempt,
+        self, destination: Destination, headers: Sequence[tuple[str, str]], body: bytes, attempt: Attempt
     ) -> Response | OutboxError:
         if self._connector is None:
             return ConfigurationError("GuardedTransport: post() belongs between open() and close()")
@@ -140,15 +149,12 @@ class GuardedTransport:
             if head is None:
                 return PermanentPublishError(QuarantineReason.INVALID_REQUEST)
             attempt.deadline = asyncio.get_running_loop().time() + self._timeout
-            attempt.keep_body = keep_body
             return await _exchange(self._connector, destination, head + body, attempt)
         except InvalidMessage:
             return _error(attempt, *FORBIDDEN)
         except TimeoutError:
             return _error(attempt, "timeout")
-        except DialFailed as error:
-            return _error(attempt, error.code, error.fault)
-        except PublishFailed as error:
+        except (DialFailed, PublishFailed) as error:
             return _error(attempt, error.code, error.fault)
         except TransientPublishError as error:
             return _error(attempt, error.code, None)

@@ -52,7 +52,7 @@ MAY_IMPORT = {
     # services
     "stats": "leases lifecycle models tally",
     "health": "explain lifecycle stats",
-    "pinging": "answers conf drafts envelope exceptions lifecycle publishers",
+    "pinging": "answers conf delivery drafts envelope lifecycle publishers",
     "operations": "conf envelope exceptions leases models pinging stats tally",
     "doctor": "conf stats",
     "finding": "conf drafts exceptions explain leases lifecycle models publishers stats",

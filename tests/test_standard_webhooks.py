@@ -144,6 +144,8 @@ def test_no_secret_is_shown() -> None:
         ),
         ({"signer": "key"}, "expected a Signer"),
         ({"signers": ["key"]}, "expected a Signer"),
+        # an iterator would sign for whoever builds the publisher first
+        ({"signers": iter([HttpMessageSigner.from_secret("x")])}, "expected a list"),
         ({"signers": [HttpMessageSigner.from_secret("x"), HttpMessageSigner.from_secret("y")]}, "one kind"),
         ({"unsigned": True, "wire_key": "body"}, "'wire_key'"),
     ],

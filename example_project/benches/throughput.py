@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 import trustme
-from django.db import connection, transaction
+from django.db import transaction
 from django.test import override_settings
 
 from notification_outbox import Draft, Message, enqueue_many
@@ -78,16 +78,7 @@ def bench_throughput() -> Result:
             publisher="default",
             destination=url,
             body=body,
-            content_type="application/json",
-            headers=(),
-            caller_scope_id="default",
-            account_id=None,
-            signing_scope_id=None,
-            idempotency_key="",
-            ordering_key="",
-            attempt=1,
             created_at=datetime.now(UTC),
-            traceparent="",
         )
 
         async def bare_aiohttp() -> None:
@@ -113,9 +104,7 @@ def bench_throughput() -> Result:
             await publisher.close()
 
         def fill() -> None:
-            # an empty table, not one full of what the last round left dead
-            with connection.cursor() as cursor:
-                cursor.execute(f"TRUNCATE {OutboxMessage._meta.db_table}")
+            OutboxMessage.objects.all().delete()
             with transaction.atomic():
                 enqueue_many(Draft("bench", body, to=url) for _ in range(MESSAGES))
 

@@ -18,24 +18,27 @@ COULD_NOT_RUN = 2
 SAY_EVERY = 2.0
 
 
-class OutboxCommand(BaseCommand):
-    """A command about the outbox of one database; ``run`` does the work and returns the exit code.
-
-    Wrong options, settings, tables or a database that fails end with ``COULD_NOT_RUN`` and one sentence.
-    ``exits`` says for ``--help`` what the command's own exit codes mean.
-    """
+class ToldCommand(BaseCommand):
+    """A command that tells in ``--help`` what its exit codes mean: ``exits``, and why it ``could_not_run``."""
 
     exits: ClassVar[dict[int, str]]
-    # what the command needs is read below; nothing that is wrong elsewhere in the project may stop it
+    could_not_run: ClassVar[str] = "wrong options or settings"
+    # what the command needs is read by itself; nothing that is wrong elsewhere in the project may stop it
     requires_system_checks = ()
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        exits = {
-            **self.exits,
-            COULD_NOT_RUN: "could not run: wrong options or settings, or a failing database",
-        }
+        exits = {**self.exits, COULD_NOT_RUN: f"could not run: {self.could_not_run}"}
         codes = "; ".join(f"{code} {meaning}" for code, meaning in exits.items())
         return super().create_parser(prog_name, subcommand, epilog=f"Exit codes: {codes}.", **kwargs)
+
+
+class OutboxCommand(ToldCommand):
+    """A command about the outbox of one database; ``run`` does the work and returns the exit code.
+
+    Wrong options, settings, tables or a database that fails end with ``COULD_NOT_RUN`` and one sentence.
+    """
+
+    could_not_run = "wrong options or settings, or a failing database"
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--database", metavar="ALIAS", help="default: the router's choice")

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from ..answers import Attempt
 from ..exceptions import InvalidMessage, OutboxError, PublishFailed
 from ..reading import option_seconds
 from ..transport import FRAMING, GuardedTransport
@@ -60,7 +61,7 @@ class GuardedHTTPTransport(httpx.AsyncBaseTransport):
         error: httpx.TransportError
         try:
             destination = self._policy.parse(f"{request.url.scheme}://{host}{target}")
-            response = await self._transport.post(destination, headers, body, keep_body=True)
+            response = await self._transport.post(destination, headers, body, Attempt(keep_body=True))
             if response.body is not None:
                 kept = [(name, value) for name, value in response.raw_headers if name.lower() not in DROPPED]
                 return httpx.Response(response.status, headers=kept, content=response.body)

@@ -39,8 +39,7 @@ from .base import Publisher
 if TYPE_CHECKING:
     import httpx
 
-    from ..plugged import PluggedTransport
-    from ..transport import GuardedTransport
+    from ..transport import Transport
 
 USER_AGENT = "django-notification-outbox"
 WIRE_KEYS = ("message", "key")
@@ -67,7 +66,7 @@ class WebhookPublisher(Publisher):
         self,
         *,
         signer: Signer | None = None,
-        signers: Iterable[Signer] = (),
+        signers: Sequence[Signer] = (),
         signer_resolver: Callable[[Scope], object] | str | None = None,
         unsigned: bool = False,
         wire_key: str = "message",
@@ -82,12 +81,10 @@ class WebhookPublisher(Publisher):
         proxy: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._signers = _signers(signer, signers, unsigned or signer_resolver is not None)
-        self._resolver = None
-        if signer_resolver is not None:
-            if unsigned:
-                raise ConfigurationError(ONE_OF)
-            self._resolver = _callable("signer_resolver", signer_resolver)
+        if [signer is not None, bool(signers), signer_resolver is not None, bool(unsigned)].count(True) != 1:
+            raise ConfigurationError(ONE_OF)
+        self._signers = _signers(signer, signers)
+        self._resolver = None if signer_resolver is None else _callable("signer_resolver", signer_resolver)
         if wire_key not in WIRE_KEYS:
             raise ConfigurationError(f"option 'wire_key': expected one of {', '.join(WIRE_KEYS)}")
         self._wire_key = wire_key
@@ -112,7 +109,7 @@ class WebhookPublisher(Publisher):
         if client_cert is not None and not self._policy.secure:
             raise ConfigurationError("option 'client_cert': name in allow_hosts the hosts that are to see it")
         self._parse = lru_cache(maxsize=1024)(self._policy.parse)
-        self._transport: GuardedTransport | PluggedTransport | None = None
+        self._transport: Transport | None = None
 
     def validate(self, draft: Draft) -> Draft:
         if draft.signing_scope_id is not None and self._resolver is None:
@@ -177,7 +174,7 @@ class WebhookPublisher(Publisher):
             self._signers if self._resolver is None else [await self._resolved(message, destination.host)]
         )
         headers = self._headers(message, destination, signers)
-        response = await self._transport.post(destination, headers, message.body, attempt=attempt)
+        response = await self._transport.post(destination, headers, message.body, attempt)
         return accepted(response)
 
     def _destination(self, url: str) -> Destination:
@@ -255,14 +252,13 @@ def _callable(option: str, value: object) -> Callable[[Scope], Any]:
     return found
 
 
-def _signers(signer: Signer | None, signers: Iterable[Signer], unsigned: bool) -> tuple[Signer, ...]:
-    """Return who signs; exactly one of the three options says so. Raises ``ConfigurationError``."""
-    several = tuple(signers)
-    chosen = several if signer is None else (signer, *several)
+def _signers(signer: Signer | None, signers: Sequence[Signer]) -> tuple[Signer, ...]:
+    """Return who signs. Raises ``ConfigurationError``."""
+    if not isinstance(signers, list | tuple):
+        raise ConfigurationError("option 'signers': expected a list")
+    chosen = tuple(signers) if signer is None else (signer,)
     if not all(isinstance(one, Signer) for one in chosen):
         raise ConfigurationError("option 'signer': expected a Signer, such as HttpMessageSigner(...)")
-    if (signer is not None) + bool(several) + bool(unsigned) != 1:
-        raise ConfigurationError(ONE_OF)
     if len({type(one) for one in chosen}) < len(chosen):
         raise ConfigurationError("option 'signers': two of one kind would write the same headers")
     return chosen

@@ -5,27 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from ...exceptions import ConfigurationError, InvalidMessage
 from ...explain import error_words
 from ...operations import ping
-from ..base import COULD_NOT_RUN
+from ..base import COULD_NOT_RUN, ToldCommand
 
 
-class Command(BaseCommand):
+class Command(ToldCommand):
     help = (
         "Send one signed test message of type outbox.ping through the real path and say how long each phase took, "
         "who answered, until when its certificate is good, and what the answer means. Stores nothing."
     )
-    requires_system_checks = ()
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        codes = (
-            "Exit codes: 0 the receiver accepted it; 1 it did not, or must not be reached; "
-            f"{COULD_NOT_RUN} could not run: wrong options or settings."
-        )
-        return super().create_parser(prog_name, subcommand, epilog=codes, **kwargs)
+    exits = {0: "the receiver accepted it", 1: "it did not, or must not be reached"}
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("destination", metavar="URL", help="where to; a topic, for other publishers")

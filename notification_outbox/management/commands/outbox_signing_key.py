@@ -12,26 +12,23 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from ...signing import HttpMessageSigner
 from ...signing.standard import SECRET
-from ..base import COULD_NOT_RUN
+from ..base import COULD_NOT_RUN, ToldCommand
 
 ALGORITHMS = ("ed25519", "p256", "whsec")
 
 
-class Command(BaseCommand):
+class Command(ToldCommand):
     help = (
         "Make a key to sign with. The secret half is written to FILE, which only its owner may read and which must "
         "not exist yet; the public half is printed as PEM and as JWK, to hand to receivers. A whsec secret has no "
         "public half: receivers get the same file's content, over a channel you trust."
     )
-    requires_system_checks = ()
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        codes = f"Exit codes: 0 written; {COULD_NOT_RUN} could not run: FILE exists or cannot be written."
-        return super().create_parser(prog_name, subcommand, epilog=codes, **kwargs)
+    exits = {0: "written"}
+    could_not_run = "FILE exists or cannot be written"
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("file", type=Path, metavar="FILE", help="where the secret half goes")
