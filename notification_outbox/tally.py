@@ -23,7 +23,7 @@ from django.db.models.constants import OnConflict
 from django.db.models.functions import Now
 
 from .models import OutboxStat
-from .transactions import delete, lock, short_transaction
+from .transactions import delete, lock_first, short_transaction
 
 # single minutes are of interest for so long; after that a row for each quarter of an hour is enough
 FOLD_AFTER = timedelta(hours=1)
@@ -118,7 +118,7 @@ def _older(age: timedelta, using: str) -> QuerySet[OutboxStat]:
 
 def _purge(limit: int, using: str) -> int:
     with short_transaction(using):
-        return _delete(list(lock(_older(KEPT, using), skip_locked=True)[:limit]), using)
+        return _delete(list(lock_first(_older(KEPT, using), limit)), using)
 
 
 def _delete(rows: list[OutboxStat], using: str) -> int:
@@ -132,7 +132,7 @@ def _fold(limit: int, using: str) -> int:
     single = _older(FOLD_AFTER, using).exclude(worker="")
     with short_transaction(using):
         oldest = single.values_list("id", flat=True).first()
-        rows = list(lock(single, skip_locked=True)[:limit])
+        rows = list(lock_first(single, limit))
         if not rows or rows[0].id != oldest:
             # whoever holds the oldest one folds just now: two would add to the same rows
             return 0

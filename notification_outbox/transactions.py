@@ -11,6 +11,9 @@ from django.db.models import Model, QuerySet
 
 M = TypeVar("M", bound=Model)
 
+# where the first may be held by others, so many times as many are looked at
+MORE_THAN_WANTED = 3
+
 
 @contextmanager
 def short_transaction(using: str) -> Iterator[None]:
@@ -31,6 +34,25 @@ def lock(rows: QuerySet[M], *, skip_locked: bool = False) -> QuerySet[M]:
         skip_locked=skip_locked and features.has_select_for_update_skip_locked,
         no_key=features.has_select_for_no_key_update,
     )
+
+
+def lock_first(rows: QuerySet[M], limit: int) -> QuerySet[M]:
+    """Return the query for the first ``limit`` rows that nobody else holds, locked; it never waits for a lock."""
+    if connections[rows.db].vendor != "mysql":
+        return lock(rows, skip_locked=True)[:limit]
+    # InnoDB waits for a moment before it skips a row; whoever waits meanwhile for one that we hold makes that a
+    # deadlock, unless both go in id order: so what may do is found without a lock, and locked by id, all at once
+    found = list(rows.values_list("pk", flat=True)[: MORE_THAN_WANTED * limit])
+    every = rows.model._base_manager.using(rows.db)
+    mine: list[int] = []
+    for first in range(0, len(found), limit):
+        some = every.filter(pk__in=found[first : first + limit]).order_by("pk")
+        mine = list(lock(some, skip_locked=True).values_list("pk", flat=True))
+        if mine:
+            # more would not be in order
+            break
+    # what changed before it was locked does not do any more
+    return rows.filter(pk__in=mine)[:limit]
 
 
 def delete(rows: QuerySet[M], column: str, values: Sequence[int]) -> None:

@@ -112,13 +112,22 @@ def test_postgresql_finds_bodies_to_erase_without_walking_the_backlog() -> None:
 @pytest.mark.databases("mysql")
 @pytest.mark.django_db(transaction=True)
 def test_mariadb_claims_by_an_ordered_index_scan() -> None:
-    """The claim walks its index in order and stops: with a file sort one claimer would lock the whole backlog."""
+    """The claim walks its index in order and stops, and locks what it found by nothing but its ids."""
     backlog(20_000, delivered=20_000)
+    with CaptureQueriesContext(connection) as queries:
+        leases.claim("default", limit=50, budget=10**9, worker="w", lease=60, using="default")
+    looking, locking = (q["sql"] for q in queries if q["sql"].startswith("SELECT") and "pk" in q["sql"])
+    assert "FOR UPDATE" not in looking
+    assert "SKIP LOCKED" in locking
+    plans = []
     with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN FORMAT=JSON {_claim_query()}")
-        plan = str(cursor.fetchone()[0])
-    assert '"key": "outbox_claim"' in plan
-    assert "filesort" not in plan
+        for query in (looking, locking):
+            cursor.execute(f"EXPLAIN FORMAT=JSON {query}")
+            plans.append(str(cursor.fetchone()[0]))
+    assert '"key": "outbox_claim"' in plans[0]
+    assert '"key": "PRIMARY"' in plans[1]
+    assert '"access_type": "ALL"' not in "".join(plans)
+    assert "filesort" not in "".join(plans)
 
 
 @pytest.mark.databases("postgresql")

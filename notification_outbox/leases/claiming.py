@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import BooleanField, ExpressionWrapper, F, Q
+from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.functions import Length, Now
 
 from ..envelope import BOUND, Binding, Claim, message_id
 from ..lifecycle import LONE_AT, TOGETHER, UNKNOWN_KEY, Lone, QuarantineReason, State
 from ..models import OutboxMessage
 from ..tally import Counted, Tally
-from ..transactions import lock, short_transaction
+from ..transactions import lock_first, short_transaction
 from .rows import UNLEASED, Ended, StateLiteral, after, all_rows, among, clock, locked, pause_until
 
 LAPSE_SPREAD = timedelta(milliseconds=50)
@@ -72,9 +72,7 @@ def claim(
     if lone is Lone.SKIPPED or not suspects:
         innocent_below = LONE_AT if suspects else 1
     with (tally or Tally()).transaction(using) as count:
-        with connections[using].cursor() as cursor:
-            cursor.execute(*_scan(using, publisher, innocent_below, limit))
-            scanned = cursor.fetchall()
+        scanned = _scan(publisher, innocent_below, limit, using)
         overdue: list[int] = []
         taken: list[int] = []
         more = len(scanned) == limit
@@ -104,9 +102,27 @@ def claim(
     return Claimed(claims, more, lone_met, ended)
 
 
+def _scan(publisher: str, innocent_below: int | None, limit: int, using: str) -> list[tuple[Any, ...]]:
+    """Return id, lost leases, size and whether it is overdue of the first rows that are due, locked."""
+    if connections[using].vendor == "mysql":
+        return list(lock_first(_due(publisher, innocent_below, using), limit))
+    with connections[using].cursor() as cursor:
+        cursor.execute(*_scanning(publisher, innocent_below, limit, using))
+        scanned: list[tuple[Any, ...]] = cursor.fetchall()
+        return scanned
+
+
 @lru_cache
-def _scan(using: str, publisher: str, innocent_below: int | None, limit: int) -> tuple[str, tuple[Any, ...]]:
-    """Return the query for due rows, oldest first, locked: made anew for every claim it costs a tenth of it."""
+def _scanning(
+    publisher: str, innocent_below: int | None, limit: int, using: str
+) -> tuple[str, tuple[Any, ...]]:
+    """Return the query, which made anew for every claim costs a tenth of it."""
+    rows = lock_first(_due(publisher, innocent_below, using), limit)
+    sql, parameters = rows.query.get_compiler(using).as_sql()
+    return sql, tuple(parameters)
+
+
+def _due(publisher: str, innocent_below: int | None, using: str) -> QuerySet[OutboxMessage, Any]:
     due = all_rows(using).filter(
         publisher=publisher, state=StateLiteral(State.PENDING), available_at__lte=Now()
     )
@@ -114,9 +130,7 @@ def _scan(using: str, publisher: str, innocent_below: int | None, limit: int) ->
         due = due.filter(lost_leases__lt=innocent_below)
     overdue = ExpressionWrapper(Q(retry_until__lte=Now()), output_field=BooleanField())
     rows = due.order_by("available_at", "id").annotate(size=Length("sealed"), overdue=overdue)
-    scanned = lock(rows, skip_locked=True).values_list("id", "lost_leases", "size", "overdue")[:limit]
-    sql, parameters = scanned.query.get_compiler(using).as_sql()
-    return sql, tuple(parameters)
+    return rows.values_list("id", "lost_leases", "size", "overdue")
 
 
 def _take(
@@ -229,14 +243,11 @@ def recover(publisher: str, *, limit: int, tally: Tally | None = None, using: st
     ``tally`` as for ``claim``.
     """
     with (tally or Tally()).transaction(using) as count:
-        lapsed = list(
-            lock(
-                all_rows(using)
-                .filter(publisher=publisher, state=StateLiteral(State.IN_FLIGHT), available_at__lte=Now())
-                .order_by("available_at", "id"),
-                skip_locked=True,
-            ).values_list("id", "lost_leases")[:limit]
+        leases = all_rows(using).filter(
+            publisher=publisher, state=StateLiteral(State.IN_FLIGHT), available_at__lte=Now()
         )
+        ended = lock_first(leases.order_by("available_at", "id"), limit)
+        lapsed = list(ended.values_list("id", "lost_leases"))
         waiting = [row_id for row_id, lost_leases in lapsed if lost_leases < LONE_AT]
         deadly = [row_id for row_id, lost_leases in lapsed if lost_leases >= LONE_AT]
         lost: dict[str, Any] = {"lost_leases": F("lost_leases") + 1, "updated_at": Now(), **UNLEASED}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from django.db.models import DurationField, QuerySet, Value
 from django.db.models.functions import Now
@@ -10,7 +11,7 @@ from django.db.models.functions import Now
 from ..conf import Retention
 from ..lifecycle import DEAD, SETTLED, State
 from ..models import DeliveryAttempt, OutboxMessage
-from ..transactions import delete, lock, short_transaction
+from ..transactions import delete, lock_first, short_transaction
 from .rows import StateLiteral, all_rows, among, lock_those
 
 
@@ -18,9 +19,7 @@ def purge(*, retention: Retention, limit: int, using: str) -> int:
     """Delete up to ``limit`` settled rows whose time of keeping is over, with their attempts; return how many."""
     for old in _purgeable(retention, using):
         with short_transaction(using):
-            ids = list(
-                lock(old.order_by("retry_until"), skip_locked=True).values_list("id", flat=True)[:limit]
-            )
+            ids = _first(old.order_by("retry_until"), limit)
             if ids:
                 delete(DeliveryAttempt.objects.using(using), "message_id", ids)
                 delete(all_rows(using), "id", ids)
@@ -31,8 +30,7 @@ def purge(*, retention: Retention, limit: int, using: str) -> int:
 def purge_attempts(*, retention: Retention, limit: int, using: str) -> int:
     """Delete up to ``limit`` attempts older than they are kept; return how many."""
     with short_transaction(using):
-        old = lock(_old_attempts(retention, using).order_by("started_at"), skip_locked=True)
-        ids = list(old.values_list("id", flat=True)[:limit])
+        ids = _first(_old_attempts(retention, using).order_by("started_at"), limit)
         if ids:
             delete(DeliveryAttempt.objects.using(using), "id", ids)
     return len(ids)
@@ -47,8 +45,11 @@ def expunge(ids: Iterable[int], *, using: str) -> int:
 def expunge_delivered(*, retention: Retention, limit: int, using: str) -> int:
     """Erase up to ``limit`` bodies of delivered rows that retention no longer keeps; return how many."""
     with short_transaction(using):
-        old = lock(_expungeable(retention, using).order_by("settled_at"), skip_locked=True)
-        return _erase(list(old.values_list("id", flat=True)[:limit]), using)
+        return _erase(_first(_expungeable(retention, using).order_by("settled_at"), limit), using)
+
+
+def _first(old: QuerySet[Any], limit: int) -> list[int]:
+    return list(lock_first(old, limit).values_list("id", flat=True))
 
 
 def _erase(ids: Collection[int], using: str) -> int:
