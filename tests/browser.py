@@ -18,7 +18,6 @@ from typing import Any, Self
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support import expected_conditions
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.processes import POLL
@@ -96,11 +95,11 @@ class Browser:
 
     def leave(self, go: Callable[[], object]) -> None:
         """Do what leads to another page, and wait until that is there."""
-        here = self.find("html")
+        here = self.driver.execute_script("return performance.timeOrigin")
         go()
-        wait = WebDriverWait(self.driver, PATIENCE, POLL)
-        wait.until(expected_conditions.staleness_of(here))
-        wait.until(lambda driver: driver.execute_script("return document.readyState") == "complete")
+        # never by an element of the page that goes: now and then Chromium has no name for the error that is
+        there = f"return document.readyState == 'complete' && performance.timeOrigin > {here}"
+        WebDriverWait(self.driver, PATIENCE, POLL).until(lambda driver: driver.execute_script(there))
 
     def text(self, selector: str = "#content") -> str:
         """Return what a reader sees there."""
