@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
+from django.db import connections
 from django.db.models import DurationField, F, Value
 from django.db.models.functions import Now
+from django.db.models.sql import UpdateQuery
 
 from ..envelope import Claim
-from ..lifecycle import Outcome, State, Verdict, patience
-from ..models import DeliveryAttempt
+from ..lifecycle import Answer, Outcome, State, Verdict, patience
+from ..models import DeliveryAttempt, OutboxMessage
 from ..tally import Tally
-from .rows import UNLEASED, among, clock, locked, pause_until
+from ..transactions import lock
+from .rows import UNLEASED, Statement, among, clock, pause_until, those
 
 MAX_ERROR = 128
+_TOKEN = OutboxMessage._meta.get_field("lease_token")
 
 
 class Settlement(NamedTuple):
@@ -45,12 +51,11 @@ def settle(settlements: Sequence[Settlement], *, tally: Tally | None = None, usi
     lost: list[Settlement] = []
     groups: defaultdict[tuple[Any, ...], list[Settlement]] = defaultdict(list)
     with (tally or Tally()).transaction(using) as count:
-        found = locked((settlement.claim.id for settlement in settlements), using)
-        rows = {row[0]: row for row in found.values_list("id", "state", "lease_token")}
+        rows = _look([settlement.claim.id for settlement in settlements], using)
         theirs = {
             claim.id: claim.binding.dedup_id
             for claim, *_ in settlements
-            if rows.get(claim.id, ())[1:] != (State.IN_FLIGHT.value, claim.token)
+            if rows.get(claim.id) != (State.IN_FLIGHT.value, claim.token)
         }
         same = set()
         if theirs:
@@ -88,38 +93,73 @@ def settle(settlements: Sequence[Settlement], *, tally: Tally | None = None, usi
     return lost
 
 
+def _look(ids: Sequence[int], using: str) -> dict[int, tuple[str, uuid.UUID | None]]:
+    """Lock rows in id order; return state and token by id of those that are there."""
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        cursor.execute(*_looking(using, connection.vendor).on(ids))
+        # where the database has no such type, it is a string
+        return {row_id: (state, _TOKEN.to_python(token)) for row_id, state, token in cursor.fetchall()}
+
+
+@lru_cache
+def _looking(using: str, _vendor: str) -> Statement:
+    return Statement.of(
+        lock(those(using).order_by("id")).values_list("id", "state", "lease_token").query, using
+    )
+
+
 def _write(group: Sequence[Settlement], using: str) -> None:
     """Write one kind of outcome onto rows that are locked and known to be ours to write."""
     first = group[0].outcome
-    rows = among([settlement.claim.id for settlement in group], using)
+    ids = [settlement.claim.id for settlement in group]
+    if first.verdict not in (Verdict.RETRY, Verdict.RELEASED):
+        connection = connections[using]
+        # what does not tell one ending from another is left out: it would be another statement
+        ending = _ending(
+            first._replace(delay=0.0, answer=Answer(first.answer.status)), using, connection.vendor
+        )
+        with connection.cursor() as cursor:
+            cursor.execute(*ending.on(ids))
+        return
+    pauses = {
+        claim.id: timedelta(seconds=outcome.delay)
+        for claim, outcome, *_ in group
+        if outcome.delay is not None
+    }
+    if len(pauses) < len(group):
+        pauses |= _patience([row_id for row_id in ids if row_id not in pauses], using)
+    changes = {**_changes(first), "state": State.PENDING.value, "available_at": pause_until(pauses)}
+    if first.verdict is Verdict.RETRY:
+        changes["due_at"] = changes["available_at"]
+    among(ids, using).update(**changes)
+
+
+@lru_cache
+def _ending(outcome: Outcome, using: str, _vendor: str) -> Statement:
+    """Return the statement that ends messages by this outcome."""
+    query = cast(UpdateQuery, those(using).query.chain(UpdateQuery))
+    query.add_update_values({**_changes(outcome), "state": outcome.verdict.value, "settled_at": Now()})
+    return Statement.of(query, using)
+
+
+def _changes(outcome: Outcome) -> dict[str, Any]:
+    """Return the columns that an outcome writes, but for where the row goes now."""
     changes: dict[str, Any] = {"updated_at": Now(), "blocked_by": "", "quarantine_reason": "", **UNLEASED}
-    if first.verdict in (Verdict.RETRY, Verdict.RELEASED):
-        pauses = {
-            claim.id: timedelta(seconds=outcome.delay)
-            for claim, outcome, *_ in group
-            if outcome.delay is not None
-        }
-        if len(pauses) < len(group):
-            pauses |= _patience([claim.id for claim, *_ in group if claim.id not in pauses], using)
-        changes |= {"state": State.PENDING.value, "available_at": pause_until(pauses)}
-        if first.verdict is Verdict.RETRY:
-            changes["due_at"] = changes["available_at"]
-    else:
-        changes |= {"state": first.verdict.value, "settled_at": Now()}
-    if first.reason is not None:
-        changes["quarantine_reason"] = first.reason.value
-    if first.verdict is Verdict.RELEASED:
+    if outcome.reason is not None:
+        changes["quarantine_reason"] = outcome.reason.value
+    if outcome.verdict is Verdict.RELEASED:
         changes["attempts"] = F("attempts") - 1
-        if first.error:
-            changes["last_error"] = first.error[:MAX_ERROR]
+        if outcome.error:
+            changes["last_error"] = outcome.error[:MAX_ERROR]
     else:
         changes |= {
             "lost_leases": 0,
-            "rejections": first.rejections,
-            "last_error": first.error[:MAX_ERROR],
-            "last_status": first.answer.status,
+            "rejections": outcome.rejections,
+            "last_error": outcome.error[:MAX_ERROR],
+            "last_status": outcome.answer.status,
         }
-    rows.update(**changes)
+    return changes
 
 
 def _patience(ids: Sequence[int], using: str) -> dict[int, timedelta]:
